@@ -1,0 +1,156 @@
+package pool
+
+import "slices"
+
+// A View is a snapshot as JSON: what /debug/snapshot and `kvgate check --probe --json` print. Its field names are a
+// contract; it only gains fields. What is unknown is null or absent, never 0.
+type View struct {
+	Version   uint64         `json:"version"`
+	Endpoints []EndpointView `json:"endpoints"`
+}
+
+// An EndpointView describes one endpoint.
+type EndpointView struct {
+	ID      string     `json:"id"`
+	URL     string     `json:"url"`
+	Pool    string     `json:"pool"`
+	Dialect string     `json:"dialect,omitempty"`
+	Healthy bool       `json:"healthy"`
+	State   []string   `json:"state,omitempty"` // draining, sleeping, not_ready, ejected, busy
+	Models  []string   `json:"models"`
+	Load    LoadView   `json:"load"`
+	Booked  BookedView `json:"booked"`
+	Error   string     `json:"error,omitempty"` // why the last scrape failed
+}
+
+// A LoadView is a [Load].
+type LoadView struct {
+	Known                 bool         `json:"known"`
+	KVCacheUtilization    *float64     `json:"kv_cache_utilization"`
+	KVCacheUtilizationMax *float64     `json:"kv_cache_utilization_max"`
+	KVCapacityTokens      *int64       `json:"kv_capacity_tokens"`
+	Waiting               *int32       `json:"waiting"`
+	Running               *int32       `json:"running"`
+	Adapters              []string     `json:"adapters"`
+	MaxAdapters           *int32       `json:"max_adapters"`
+	AdapterSlotsUsed      *int32       `json:"adapter_slots_used,omitempty"`
+	Engines               []EngineView `json:"engines"`
+	Foreign               *ForeignView `json:"foreign,omitempty"`
+	ScrapeAgeSeconds      *float64     `json:"scrape_age_seconds"`
+}
+
+// An EngineView is an [EngineLoad].
+type EngineView struct {
+	ID                 string   `json:"id"`
+	Waiting            *int32   `json:"waiting"`
+	Running            *int32   `json:"running"`
+	KVCacheUtilization *float64 `json:"kv_cache_utilization"`
+	KVCapacityTokens   *int64   `json:"kv_capacity_tokens"`
+}
+
+// A ForeignView is a [Foreign].
+type ForeignView struct {
+	Requests int32 `json:"requests"`
+	Waiting  int32 `json:"waiting"`
+	KVTokens int32 `json:"kv_tokens"`
+}
+
+// A BookedView is a [Booked].
+type BookedView struct {
+	Requests      int64 `json:"requests"`
+	PendingTokens int64 `json:"pending_tokens"`
+	KVTokens      int64 `json:"kv_tokens"`
+}
+
+func known[T any](l Fields, f Fields, v T) *T {
+	if l.Has(f) {
+		return &v
+	}
+	return nil
+}
+
+// View returns the snapshot as JSON-ready values at now.
+func (s *Snapshot) View(now Instant) View {
+	v := View{Version: s.Version, Endpoints: make([]EndpointView, len(s.Rows))}
+	for i := range s.Rows {
+		v.Endpoints[i] = s.Rows[i].View(now)
+	}
+	return v
+}
+
+// View returns the row as JSON-ready values at now.
+func (r *Row) View(now Instant) EndpointView {
+	l, b := r.Load, r.Booked()
+	v := EndpointView{
+		ID:      r.Endpoint.ID,
+		URL:     r.Endpoint.URL,
+		Pool:    r.Endpoint.Pool,
+		Dialect: l.Dialect,
+		Healthy: r.Healthy(now),
+		State:   r.states(now),
+		Models:  []string{},
+		Load: LoadView{
+			Known:                 l.Known != 0,
+			KVCacheUtilization:    known(l.Known, KnowsKVCacheUtilization, l.KVCacheUtilization),
+			KVCacheUtilizationMax: known(l.Known, KnowsKVCacheUtilization, l.KVCacheUtilizationMax),
+			KVCapacityTokens:      known(l.Known, KnowsKVCapacity, l.KVCapacityTokens),
+			Waiting:               known(l.Known, KnowsWaiting, l.Waiting),
+			Running:               known(l.Known, KnowsRunning, l.Running),
+			MaxAdapters:           known(l.Known, KnowsMaxAdapters, l.MaxAdapters),
+			AdapterSlotsUsed:      known(l.Known, KnowsAdapterSlots, l.AdapterSlotsUsed),
+			Engines:               []EngineView{},
+		},
+		Booked: BookedView(b),
+	}
+	if v.Dialect == "" {
+		v.Dialect = r.Endpoint.Spec().Dialect
+	}
+	if l.Known.Has(KnowsAdapters) {
+		v.Load.Adapters = append([]string{}, l.Adapters...)
+	}
+	if r.Served != nil {
+		for _, m := range r.Served.Models {
+			v.Models = append(v.Models, m.ID)
+		}
+	}
+	for _, e := range l.Engines {
+		v.Load.Engines = append(v.Load.Engines, EngineView{
+			ID:                 e.ID,
+			Waiting:            known(e.Known, KnowsWaiting, e.Waiting),
+			Running:            known(e.Known, KnowsRunning, e.Running),
+			KVCacheUtilization: known(e.Known, KnowsKVCacheUtilization, e.KVCacheUtilization),
+			KVCapacityTokens:   known(e.Known, KnowsKVCapacity, e.KVCapacityTokens),
+		})
+	}
+	if r.ScrapedAt != 0 {
+		v.Load.ScrapeAgeSeconds = new(max(0, now.Sub(r.ScrapedAt).Seconds()))
+		f := ForeignView(r.Foreign)
+		v.Load.Foreign = &f
+	}
+	slices.Sort(v.Models)
+	return v
+}
+
+// Healthy reports whether r may get requests at now as far as health goes.
+func (r *Row) Healthy(now Instant) bool {
+	return r.State&Unroutable == 0 && r.EjectedUntil() <= now
+}
+
+func (r *Row) states(now Instant) []string {
+	var s []string
+	for _, st := range []struct {
+		on   bool
+		name string
+	}{
+		{r.State&Draining != 0, "draining"},
+		{r.State&Sleeping != 0, "sleeping"},
+		{r.State&NotReady != 0, "not_ready"},
+		{r.EjectedUntil() > now, "ejected"},
+		{r.BusyUntil() > now, "busy"},
+	} {
+		if st.on {
+			s = append(s, st.name)
+		}
+	}
+	return s
+}
