@@ -1,0 +1,206 @@
+package config
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"gopkg.in/yaml.v3"
+)
+
+// Options carry what a file is checked against besides itself.
+type Options struct {
+	Dialects []string // registered dialects; auto and custom are always among them
+	Policies []string // registered policies; auto is always among them
+	Scorers  []string // registered scorers, in snake_case
+
+	// Env looks up environment variables; os.LookupEnv if nil.
+	Env func(name string) (string, bool)
+}
+
+// names returns the list that a known tag refers to.
+func (o *Options) names(kind string) []string {
+	switch kind {
+	case "dialect":
+		return set(o.Dialects, "auto", "custom")
+	case "policy":
+		return set(o.Policies, "auto")
+	case "scorer":
+		return o.Scorers
+	}
+	panic("BUG: known tag " + kind)
+}
+
+func set(names []string, more ...string) []string {
+	all := append(more, names...)
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// maxFileBytes is the largest file that is read. A thousand endpoints take about 100 KiB.
+const maxFileBytes = 4 << 20
+
+// Load reads the file at path. The error, if any, is of type [Problems] and holds every mistake in the file.
+func Load(path string, opt Options) (*Config, error) {
+	data, err := readFile(path)
+	if err != nil {
+		return nil, Problems{{File: path, Message: "cannot be read: " + reason(err), Severity: Error}}
+	}
+	return Parse(path, data, opt)
+}
+
+func readFile(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxFileBytes+1))
+}
+
+// reason is err without the file name, which the message has already.
+func reason(err error) string {
+	if pe, ok := errors.AsType[*os.PathError](err); ok {
+		err = pe.Err
+	}
+	return err.Error()
+}
+
+// Parse is [Load] for a file that has been read; name is used in messages and to find files it refers to.
+func Parse(name string, data []byte, opt Options) (*Config, error) {
+	if opt.Env == nil {
+		opt.Env = os.LookupEnv
+	}
+	c := Default()
+	d := &decoder{
+		opt: opt, file: name, dir: filepath.Dir(name), root: c,
+		values: make(map[string]*yaml.Node), bad: make(map[string]bool),
+	}
+	if root := d.parse(data); root != nil {
+		d.value("", root, reflect.ValueOf(c).Elem(), field{})
+		if root.Kind == yaml.MappingNode {
+			d.validate()
+		}
+	}
+	d.problems.sort()
+	if len(d.problems.Errors()) > 0 {
+		return nil, d.problems
+	}
+	c.file, c.warnings = name, d.problems
+	sum := sha256.Sum256(data)
+	c.hash = hex.EncodeToString(sum[:])
+	c.inputs = d.inputs(data)
+	return c, nil
+}
+
+// parse turns data into the tree of its only document, or notes why it can't.
+func (d *decoder) parse(data []byte) *yaml.Node {
+	if len(data) > maxFileBytes {
+		d.add(&yaml.Node{Line: 1, Column: 1}, "", "the file is larger than "+Bytes(maxFileBytes).String(), "put endpoints into a file of their own: discovery.file")
+		return nil
+	}
+	if !utf8.Valid(data) {
+		at := 0
+		for r, size := utf8.DecodeRune(data); r != utf8.RuneError || size != 1; r, size = utf8.DecodeRune(data[at:]) {
+			at += size
+		}
+		d.add(position(data, at), "", "is not UTF-8 text", "save the file as UTF-8")
+		return nil
+	}
+	var doc, second yaml.Node
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	switch err := decodeNode(dec, &doc); {
+	case errors.Is(err, io.EOF), err == nil && isNull(&doc):
+		d.add(&yaml.Node{Line: 1, Column: 1}, "", "the file is empty", "the least it needs is pools, each with name and discovery")
+		return nil
+	case err != nil:
+		d.syntax(data, err)
+		return nil
+	}
+	switch err := decodeNode(dec, &second); {
+	case errors.Is(err, io.EOF):
+	case err != nil:
+		d.syntax(data, err)
+		return nil
+	default:
+		n := &second
+		if len(n.Content) > 0 {
+			n = n.Content[0]
+		}
+		d.add(n, "", "a second document", "remove what follows \"---\"; one file holds one configuration")
+	}
+	return doc.Content[0]
+}
+
+func isNull(doc *yaml.Node) bool {
+	return len(doc.Content) == 0 || doc.Content[0].Kind == yaml.ScalarNode && doc.Content[0].Tag == "!!null"
+}
+
+// decodeNode guards against panics of the YAML library: it converts its own to errors, but its lists of bugs say that
+// not every input is foreseen, and a reload must never end the process.
+func decodeNode(dec *yaml.Decoder, n *yaml.Node) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("yaml: %v", r)
+		}
+	}()
+	return dec.Decode(n)
+}
+
+var yamlLine = regexp.MustCompile(`^yaml: (?:line (\d+): )?(.*)$`)
+
+// syntax notes an error of the YAML library, whose text knows the line but no column.
+func (d *decoder) syntax(data []byte, err error) {
+	message, line := err.Error(), 1
+	if m := yamlLine.FindStringSubmatch(message); m != nil {
+		message = m[2]
+		line, _ = strconv.Atoi(m[1])
+	}
+	lines := bytes.Split(data, []byte("\n"))
+	// The library tells where the broken construct starts, which for a tab can be far above it.
+	for i, l := range lines {
+		if indent := l[:len(l)-len(bytes.TrimLeft(l, " \t"))]; bytes.ContainsRune(indent, '\t') && len(indent) < len(bytes.TrimRight(l, "\r")) {
+			d.add(&yaml.Node{Line: i + 1, Column: bytes.IndexByte(l, '\t') + 1}, "", "a tab in the indentation", "write spaces")
+			return
+		}
+	}
+	line = min(max(line, 1), len(lines))
+	text := lines[line-1]
+	hint := "check the indentation of this line and the one above, and put text with special characters in quotes"
+	switch {
+	case strings.Contains(message, "mapping values are not allowed"):
+		hint = `check the indentation; text that holds ": " needs quotes`
+	case strings.Contains(message, "cannot start any token"):
+		hint = "put the value in quotes"
+	case strings.Contains(message, "did not find expected ',' or"):
+		hint = "close the bracket, or put the value in quotes"
+	case strings.Contains(message, "unexpected end of stream"):
+		hint = "close the quote or the bracket"
+	case strings.Contains(message, "unknown anchor"):
+		hint = `define it with "&" before this line, or put the value in quotes`
+	case strings.Contains(message, "control characters"):
+		hint = "remove them"
+	}
+	column := len(text) - len(bytes.TrimLeft(text, " ")) + 1
+	d.add(&yaml.Node{Line: line, Column: column}, "", "not valid YAML: "+clip(message), hint)
+}
+
+// position makes a node for the byte at offset at.
+func position(data []byte, at int) *yaml.Node {
+	before := data[:at]
+	return &yaml.Node{
+		Line:   bytes.Count(before, []byte("\n")) + 1,
+		Column: utf8.RuneCount(before[bytes.LastIndexByte(before, '\n')+1:]) + 1,
+	}
+}

@@ -1,0 +1,525 @@
+package config
+
+import (
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"net/url"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+)
+
+// at finds the node of path, or of what it is in if the file does not say it.
+func (d *decoder) at(path string) *yaml.Node {
+	for {
+		if n := d.values[path]; n != nil {
+			return n
+		}
+		if path == "" {
+			return &yaml.Node{Line: 1, Column: 1}
+		}
+		path = path[:max(0, strings.LastIndexAny(path, ".["))]
+	}
+}
+
+// wrong notes an error at path, unless there is one already: the first says it better.
+func (d *decoder) wrong(path, message, hint string) {
+	if !d.bad[path] {
+		d.add(d.at(path), path, message, hint)
+	}
+}
+
+func (d *decoder) warn(path, message, hint string) {
+	if d.bad[path] {
+		return
+	}
+	d.add(d.at(path), path, message, hint)
+	d.problems[len(d.problems)-1].Severity = Warning
+}
+
+// given reports whether the file says path.
+func (d *decoder) given(path string) bool { return d.values[path] != nil }
+
+// validate checks what types cannot express.
+func (d *decoder) validate() {
+	c := d.root
+	d.listen("listen", c.Listen)
+	d.listen("admin.listen", c.Admin.Listen)
+	if port(c.Listen) == port(c.Admin.Listen) && port(c.Listen) > 0 && overlap(c.Listen, c.Admin.Listen) {
+		d.wrong(d.first("admin.listen", "listen"), strconv.Quote(c.Admin.Listen)+" (admin) collides with "+strconv.Quote(c.Listen)+" (listen)", "use another port")
+	}
+	if t := c.TLS; t != nil {
+		d.certificate("tls", t.CertFile, t.KeyFile, true)
+	}
+
+	if d.given("log.access_sample_ratio") && c.Log.Access != "sample" {
+		d.warn("log.access_sample_ratio", "has no effect with access: "+c.Log.Access, "write access: sample, or remove it")
+	}
+	if c.Limits.InFlightBodyBytes < c.Limits.BodyBytes {
+		d.wrong(d.first("limits.in_flight_body_bytes", "limits.body_bytes"),
+			fmt.Sprintf("in_flight_body_bytes (%s) is less than body_bytes (%s), so the largest bodies could never pass", c.Limits.InFlightBodyBytes, c.Limits.BodyBytes),
+			"raise in_flight_body_bytes to "+c.Limits.BodyBytes.String()+" or more")
+	}
+	d.waits("timeouts", c.Timeouts.EndpointTimeouts)
+
+	if c.Health.BasePause > c.Health.MaxPause {
+		d.wrong(d.first("health.base_pause", "health.max_pause"),
+			fmt.Sprintf("base_pause (%s) is longer than max_pause (%s)", formatDuration(c.Health.BasePause), formatDuration(c.Health.MaxPause)),
+			"raise max_pause, or lower base_pause")
+	}
+	if s := c.Scrape; s.Interval >= s.StaleAfter {
+		d.wrong(d.first("scrape.interval", "scrape.stale_after"),
+			fmt.Sprintf("interval (%s) is not shorter than stale_after (%s), so endpoints would be stale between scrapes", formatDuration(s.Interval), formatDuration(s.StaleAfter)),
+			"raise stale_after to "+formatDuration(3*s.Interval)+" or more")
+	} else if s.Timeout >= s.StaleAfter {
+		d.wrong(d.first("scrape.timeout", "scrape.stale_after"),
+			fmt.Sprintf("timeout (%s) is not shorter than stale_after (%s), so a slow scrape would be stale on arrival", formatDuration(s.Timeout), formatDuration(s.StaleAfter)),
+			"raise stale_after, or lower timeout")
+	}
+	if h := c.Debug.RequestHeader; h != "" && !token.MatchString(h) {
+		d.wrong("debug.request_header", strconv.Quote(clip(h))+" is not a header name", "write letters, digits and \"-\"")
+	}
+	d.pools()
+}
+
+// first returns the first of the paths that the file says, or simply the first.
+func (d *decoder) first(paths ...string) string {
+	for _, p := range paths {
+		if d.given(p) {
+			return p
+		}
+	}
+	return paths[0]
+}
+
+// waits checks one set of timeouts against itself.
+func (d *decoder) waits(path string, t EndpointTimeouts) {
+	for _, w := range []struct {
+		name string
+		d    int64
+	}{{"connect", int64(t.Connect)}, {"first_token", int64(t.FirstToken)}, {"idle", int64(t.Idle)}} {
+		if t.Total > 0 && w.d > int64(t.Total) && d.given(path+"."+w.name) {
+			d.warn(path+"."+w.name, "is longer than total ("+formatDuration(t.Total)+"), so it is never reached", "raise total, or lower it")
+		}
+	}
+	if t.EndpointIdle >= uvicornKeepAlive && d.given(path+".endpoint_idle") {
+		d.warn(path+".endpoint_idle", formatDuration(t.EndpointIdle)+" is not shorter than the 5s after which uvicorn (vLLM, SGLang) closes idle connections",
+			`write "4s" unless your servers keep them longer`)
+	}
+}
+
+// uvicornKeepAlive is uvicorn's timeout_keep_alive default.
+const uvicornKeepAlive = 5e9
+
+var (
+	token    = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}$") // RFC 9110 §5.6.2
+	poolName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
+	series   = regexp.MustCompile(`^[a-zA-Z_:][a-zA-Z0-9_:]*(\{\s*([a-zA-Z_][a-zA-Z0-9_]*\s*=\s*"(\\.|[^"\\])*"\s*(,\s*|$|\}))*\}?)?$`)
+)
+
+func (d *decoder) pools() {
+	c := d.root
+	if len(c.Pools) == 0 {
+		d.wrong("pools", "there are no pools", "write at least one, with name and discovery")
+	}
+	names := map[string]int{}
+	models := map[string]string{} // to the path that has it
+	urls := map[string]string{}
+	for i := range c.Pools {
+		p := &c.Pools[i]
+		at := fmt.Sprintf("pools[%d]", i)
+		if !d.bad[at] {
+			d.pool(at, p, names, models, urls)
+		}
+		if _, ok := names[p.Name]; !ok {
+			names[p.Name] = i
+		}
+	}
+}
+
+func (d *decoder) pool(at string, p *Pool, names map[string]int, models, urls map[string]string) {
+	j, taken := names[p.Name]
+	switch {
+	case p.Name == "":
+		d.wrong(at+".name", "a pool needs a name", "write name: …")
+	case !poolName.MatchString(p.Name):
+		d.wrong(at+".name", strconv.Quote(clip(p.Name))+" is not a pool name", `write at most 63 letters, digits, ".", "_" and "-"`)
+	case taken:
+		d.wrong(at+".name", fmt.Sprintf("%q is the name of pools[%d] already", p.Name, j), "give each pool its own")
+	}
+	for k, m := range p.Models {
+		mp := fmt.Sprintf("%s.models[%d]", at, k)
+		if m == "" {
+			continue // complained about
+		}
+		if other, ok := models[m]; ok {
+			d.wrong(mp, fmt.Sprintf("%q is at %s already", m, other), "a model belongs to one pool, once; list all its endpoints there")
+			continue
+		}
+		models[m] = mp
+	}
+	d.policy(at+".policy", &p.Policy)
+	if d.given(at + ".timeouts") { // else they are the ones above, which have been checked
+		d.waits(at+".timeouts", p.Timeouts)
+	}
+	d.discovery(at+".discovery", p, urls)
+
+	custom := p.Dialect == "custom"
+	for _, e := range p.Discovery.Static {
+		custom = custom || e.Dialect == "custom"
+	}
+	switch {
+	case custom && p.Custom == nil:
+		d.wrong(at+".dialect", "dialect custom needs to be told which series mean what", "add the key custom to this pool")
+	case !custom && p.Custom != nil && !d.bad[at+".dialect"]:
+		d.wrong(at+".custom", "has no effect with dialect: "+p.Dialect, "write dialect: custom")
+	case p.Custom != nil:
+		d.custom(at+".custom", p.Custom)
+	}
+
+	if t := p.TLS; t != nil {
+		tp := at + ".tls"
+		d.certificate(tp, t.CertFile, t.KeyFile, false)
+		if data := d.read(tp+".ca_file", t.CAFile); data != nil && !x509.NewCertPool().AppendCertsFromPEM(data) {
+			d.wrong(tp+".ca_file", "holds no certificate", "name a file with PEM certificates")
+		}
+		if t.InsecureSkipVerify {
+			d.warn(tp+".insecure_skip_verify", "certificates of endpoints are not verified", "use ca_file instead")
+		}
+	}
+	if !p.APIKey.IsZero() && p.APIKeyFile != "" {
+		d.wrong(at+".api_key_file", "there is an api_key too", "keep one of the two")
+	} else if p.APIKeyFile != "" {
+		if data := d.read(at+".api_key_file", p.APIKeyFile); data != nil {
+			p.APIKey = NewSecret(strings.TrimSpace(string(data)))
+			if p.APIKey.IsZero() {
+				d.wrong(at+".api_key_file", "the file is empty", "put the key into it")
+			}
+		}
+	}
+	for _, b := range []byte(p.APIKey.Reveal()) {
+		if b <= ' ' || b >= 0x7f {
+			d.wrong(d.first(at+".api_key_file", at+".api_key"), "the key holds characters that a header can't", "keys are printable ASCII without spaces")
+			break
+		}
+	}
+}
+
+func (d *decoder) policy(at string, p *Policy) {
+	switch {
+	case p.Weights == nil && !d.bad[at+".weights"]:
+		return
+	case d.given(at + ".name"):
+		d.wrong(at+".name", "a policy has a name or weights, not both", "remove one of the two")
+		return
+	}
+	p.Name = "" // the default
+	sum := 0.0
+	for _, w := range p.Weights {
+		sum += w
+	}
+	if sum == 0 && !d.badUnder(at+".weights") {
+		d.wrong(at+".weights", "no scorer has a weight above 0, so no endpoint would be better than another", "give one a weight, or write policy: auto")
+	}
+}
+
+func (d *decoder) badUnder(path string) bool {
+	for p := range d.bad {
+		if strings.HasPrefix(p, path) {
+			return true
+		}
+	}
+	return false
+}
+
+func (d *decoder) discovery(at string, p *Pool, urls map[string]string) {
+	s := &p.Discovery
+	if len(s.Static) == 0 && s.File == nil && s.DNS == nil && !d.badUnder(at) {
+		d.wrong(at, "a pool needs endpoints", `write discovery: {static: ["http://10.0.0.11:8000"]}`)
+	}
+	for k := range s.Static {
+		e, ep := &s.Static[k], fmt.Sprintf("%s.static[%d]", at, k)
+		up := ep
+		if d.given(ep + ".url") {
+			up = ep + ".url"
+		}
+		if d.bad[up] {
+			continue
+		}
+		if e.URL == "" {
+			d.wrong(ep+".url", "an endpoint needs a url", `write url: "http://10.0.0.11:8000"`)
+			continue
+		}
+		norm, message, hint := CheckURL(e.URL)
+		if message != "" {
+			d.wrong(up, message, hint)
+			continue
+		}
+		e.URL = norm
+		if other, ok := urls[norm]; ok {
+			d.wrong(up, fmt.Sprintf("%q is at %s already", norm, other), "list each endpoint once")
+		} else {
+			urls[norm] = up
+		}
+		if e.MetricsURL != "" {
+			if u, err := url.Parse(e.MetricsURL); err != nil || u.Host == "" || u.User != nil || u.Scheme != "http" && u.Scheme != "https" {
+				d.wrong(ep+".metrics_url", strconv.Quote(clip(hideUser(e.MetricsURL)))+" is not a URL", `write one such as "http://10.0.0.11:8000/metrics"`)
+			}
+		}
+	}
+	if f := s.File; f != nil && f.Path == "" {
+		d.wrong(at+".file.path", "has no path", "write file: targets.yaml")
+	}
+	if s := s.DNS; s != nil {
+		switch {
+		case s.Name == "":
+			d.wrong(at+".dns.name", "has no name", "write dns: {name: …, port: …}")
+		case !hostName.MatchString(s.Name):
+			d.wrong(d.first(at+".dns.name", at+".dns"), strconv.Quote(clip(s.Name))+" is not a host name", "write it without scheme, port and path")
+		}
+		if s.Type == "a" && s.Port == 0 && !d.bad[at+".dns.port"] {
+			d.wrong(at+".dns.port", "records of type a hold no port", "write port: 8000")
+		}
+		if s.Type == "srv" && s.Port != 0 {
+			d.wrong(at+".dns.port", "records of type srv hold the port", "remove it")
+		}
+	}
+}
+
+var hostName = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*\.?$`)
+
+// CheckURL checks the URL of an endpoint: scheme, host, port, and nothing else. It returns the URL in its normal form,
+// or what is wrong with it and what to write.
+func CheckURL(s string) (norm, message, hint string) {
+	shown := strconv.Quote(clip(hideUser(s)))
+	scheme, rest, ok := strings.Cut(s, "://")
+	if !ok {
+		if h, _, bad := hostPort(s); bad == "" && h != "" {
+			return "", shown + " has no scheme", "write " + strconv.Quote("http://"+s)
+		}
+		return "", shown + " is not a URL", `write one such as "http://10.0.0.11:8000"`
+	}
+	if l := strings.ToLower(scheme); l != "http" && l != "https" {
+		return "", shown + " has the scheme " + strconv.Quote(clip(scheme)), "write http:// or https://"
+	}
+	u, err := url.Parse(s)
+	if err != nil {
+		return "", shown + " is not a URL", `write one such as "http://10.0.0.11:8000"`
+	}
+	base := strings.ToLower(u.Scheme) + "://" + strings.ToLower(u.Host)
+	switch {
+	case u.User != nil:
+		return "", shown + " holds a user name or password", "write " + strconv.Quote(base) + ", and the key in api_key"
+	case u.Path != "" && u.Path != "/":
+		hint := "write " + strconv.Quote(base)
+		if strings.HasPrefix(u.Path, "/v1") {
+			hint += "; kvgate adds the path of each request"
+		}
+		return "", shown + " has a path", hint
+	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || strings.Contains(rest, "#"):
+		return "", shown + " has a query or a fragment", "write " + strconv.Quote(base)
+	}
+	host, _, bad := hostPort(u.Host)
+	if bad != "" || host == "" {
+		return "", shown + " has no valid host and port", `write one such as "http://10.0.0.11:8000"`
+	}
+	return base, "", ""
+}
+
+// hideUser removes user name and password, which must not get into messages.
+func hideUser(s string) string {
+	i := strings.LastIndexByte(s, '@')
+	if i < 0 {
+		return s
+	}
+	scheme := ""
+	if j := strings.Index(s, "://"); j >= 0 && j < i {
+		scheme = s[:j+3]
+	}
+	return scheme + redacted + s[i:]
+}
+
+// hostPort splits host:port, host or [v6]:port. bad says what is wrong with it.
+func hostPort(s string) (host string, port int, bad string) {
+	host = s
+	if i := strings.LastIndexByte(s, ':'); i >= 0 && !strings.Contains(s[i:], "]") {
+		host = s[:i]
+		n, err := strconv.ParseUint(s[i+1:], 10, 32)
+		if err != nil || s[i+1] == '+' {
+			return "", 0, strconv.Quote(clip(s[i+1:])) + " is not a port"
+		}
+		if n > 65535 {
+			return "", 0, fmt.Sprintf("port %d is above 65535", n)
+		}
+		port = int(n)
+	}
+	if in, ok := strings.CutPrefix(host, "["); ok {
+		in, ok = strings.CutSuffix(in, "]")
+		if a, err := netip.ParseAddr(in); !ok || err != nil || !a.Is6() {
+			return "", 0, strconv.Quote(clip(host)) + " is not an IPv6 address in brackets"
+		}
+		return host, port, ""
+	}
+	if host != "" && !hostName.MatchString(host) {
+		return "", 0, strconv.Quote(clip(host)) + " is not a host"
+	}
+	return host, port, ""
+}
+
+func (d *decoder) listen(path, s string) {
+	if d.bad[path] {
+		return
+	}
+	shown := strconv.Quote(clip(s))
+	if _, err := strconv.ParseUint(s, 10, 16); err == nil {
+		d.wrong(path, shown+" is not an address", "write "+strconv.Quote(":"+s))
+		return
+	}
+	if strings.Contains(s, "://") {
+		d.wrong(path, shown+" has a scheme", `write host and port, such as ":8080"`)
+		return
+	}
+	if a, err := netip.ParseAddr(s); err == nil && a.Is6() {
+		d.wrong(path, shown+" has no port", "write "+strconv.Quote(net.JoinHostPort(s, "8080")))
+		return
+	}
+	if _, _, bad := hostPort(s); bad != "" {
+		d.wrong(path, shown+" is not an address: "+bad, `write host and port, such as ":8080"`)
+		return
+	}
+	if _, _, err := net.SplitHostPort(s); err != nil {
+		d.wrong(path, shown+" has no port", "write "+strconv.Quote(s+":8080"))
+	}
+}
+
+func port(addr string) int {
+	_, p, _ := hostPort(addr)
+	return p
+}
+
+// overlap reports whether two addresses with the same port cannot both be listened on.
+func overlap(a, b string) bool {
+	ha, _, _ := hostPort(a)
+	hb, _, _ := hostPort(b)
+	every := func(h string) bool { return h == "" || h == "0.0.0.0" || h == "[::]" }
+	return ha == hb || every(ha) || every(hb)
+}
+
+func (d *decoder) custom(at string, c *Custom) {
+	if !strings.HasPrefix(c.Path, "/") {
+		d.wrong(at+".path", strconv.Quote(clip(c.Path))+" is not a path", `write one that begins with "/"`)
+	}
+	none := true
+	for _, f := range []struct{ key, value string }{
+		{"kv_cache_utilization", c.KVCacheUtilization},
+		{"kv_capacity_tokens", c.KVCapacityTokens},
+		{"waiting", c.Waiting},
+		{"running", c.Running},
+	} {
+		if f.value == "" {
+			continue
+		}
+		none = false
+		if !series.MatchString(f.value) {
+			d.wrong(at+"."+f.key, strconv.Quote(clip(f.value))+" is not a series", `write name or name{label="value"}`)
+		}
+	}
+	if none && !d.badUnder(at) {
+		d.wrong(at, "maps no series", "write at least one of kv_cache_utilization, kv_capacity_tokens, waiting, running")
+	}
+}
+
+// certificate checks a certificate and its key, if any.
+func (d *decoder) certificate(at, certFile, keyFile string, required bool) {
+	switch {
+	case certFile == "" && (required || keyFile != ""):
+		d.wrong(at+".cert_file", "is missing", "name the file with the certificate")
+		return
+	case keyFile == "" && certFile != "":
+		d.wrong(at+".key_file", "is missing", "name the file with the certificate's key")
+		return
+	}
+	cert, key := d.read(at+".cert_file", certFile), d.read(at+".key_file", keyFile)
+	if cert == nil || key == nil {
+		return
+	}
+	if _, err := tls.X509KeyPair(cert, key); err != nil {
+		d.wrong(at+".cert_file", "certificate and key can't be used: "+strings.TrimPrefix(err.Error(), "tls: "), "check that both are PEM and belong together")
+	}
+}
+
+// maxSecretBytes bounds files with keys and certificates; a bundle of all public authorities takes 230 KiB.
+const maxSecretBytes = 1 << 20
+
+// read returns what a file that must be readable holds; nil if there is none, or it is unusable, which it notes.
+func (d *decoder) read(path, name string) []byte {
+	if name == "" || d.bad[path] {
+		return nil
+	}
+	data, err := readRegular(name)
+	if err != nil {
+		d.wrong(path, strconv.Quote(clip(name))+" cannot be read: "+reason(err), "check the path and the permissions")
+		return nil
+	}
+	return data
+}
+
+func readRegular(name string) ([]byte, error) {
+	// Look before opening: a pipe would block, a device might never end.
+	switch st, err := os.Stat(name); {
+	case err != nil:
+		return nil, err
+	case !st.Mode().IsRegular():
+		return nil, fmt.Errorf("it is not a regular file")
+	case st.Size() > maxSecretBytes:
+		return nil, fmt.Errorf("it is larger than %s", Bytes(maxSecretBytes))
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxSecretBytes))
+	if data == nil {
+		data = []byte{}
+	}
+	return data, err
+}
+
+// inputs identifies everything the configuration was made from.
+func (d *decoder) inputs(data []byte) string {
+	h := sha256.New()
+	part := func(b []byte) {
+		fmt.Fprintf(h, "%d:", len(b))
+		h.Write(b)
+	}
+	part(data)
+	file := func(name string) {
+		if name != "" {
+			b, _ := readRegular(name)
+			part(b)
+		}
+	}
+	if t := d.root.TLS; t != nil {
+		file(t.CertFile)
+		file(t.KeyFile)
+	}
+	for _, p := range d.root.Pools {
+		part([]byte(p.APIKey.Reveal()))
+		if t := p.TLS; t != nil {
+			file(t.CAFile)
+			file(t.CertFile)
+			file(t.KeyFile)
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
