@@ -1,0 +1,411 @@
+package openai
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// MaxDepth is the nesting at which a body is refused: 511 open brackets pass,
+// 512 don't. Model servers parse with recursive parsers that give up near 1,000.
+const MaxDepth = 512
+
+// A fault is what is wrong with a JSON text at some offset.
+type fault uint8
+
+const (
+	faultNone fault = iota
+	faultTruncated
+	faultTruncatedString
+	faultControl
+	faultEscape
+	faultUTF8
+	faultNumber
+	faultLiteral
+	faultValue
+	faultDepth
+	faultAfterValue
+	faultKey
+	faultColon
+)
+
+var faultMessages = [...]string{
+	faultTruncated:       "the body ends in the middle of the JSON; send all of it",
+	faultTruncatedString: "the body ends inside a string; send all of it",
+	faultControl:         `a raw control character in a string; write it as an escape such as \n`,
+	faultEscape:          `an invalid escape in a string; write \\ for a backslash`,
+	faultUTF8:            "invalid UTF-8; send the body as UTF-8",
+	faultNumber:          "an invalid number; write it as JSON does, such as 10 or 0.5",
+	faultLiteral:         "an invalid literal; write true, false or null",
+	faultValue:           "something that is no JSON value; want a string, number, object, array, true, false or null",
+	faultDepth:           "more than 511 nested arrays and objects; nest less deeply",
+	faultAfterValue:      "something else after a value; want ',' or the closing bracket that fits",
+	faultKey:             `something else where a key belongs; want a string in double quotes`,
+	faultColon:           "something else after a key; want ':'",
+}
+
+// Masks for looking at eight bytes at once.
+const (
+	ones  = 0x0101010101010101
+	highs = 0x8080808080808080
+)
+
+// stops marks, in each byte's top bit, the bytes of x that end a plain run
+// inside a JSON string: '"', '\\' and control characters. The lowest mark is
+// exact; marks above it may be false (a borrow), so only the lowest is used.
+//
+// x^2 maps '"' to 0x20 and keeps control characters below it, so one compare
+// with 0x21 finds both. Bytes above 0x7f never count.
+func stops(x uint64) uint64 {
+	return (((x ^ 2*ones) - 0x21*ones) | ((x ^ '\\'*ones) - ones)) &^ x
+}
+
+// scanString scans a JSON string whose first byte after the quote is b[i]. It
+// returns the index of the closing quote, whether there is an escape, and what
+// is wrong at the returned index if anything is. It accepts what encoding/json
+// accepts, except that invalid UTF-8 is a fault.
+func scanString(b []byte, i int) (end int, escaped bool, f fault) {
+	start := i
+	var high uint64 // top bits of the bytes seen: is there anything beyond ASCII?
+	for {
+		// Fast path: eight bytes at a time, then thirty-two.
+		if i+8 <= len(b) {
+			x := binary.LittleEndian.Uint64(b[i:])
+			high |= x
+			if m := stops(x) & highs; m != 0 {
+				i += trailingBytes(m)
+				goto stopped
+			}
+			i += 8
+		}
+		for i+32 <= len(b) {
+			p := b[i : i+32 : i+32]
+			x0 := binary.LittleEndian.Uint64(p)
+			x1 := binary.LittleEndian.Uint64(p[8:])
+			x2 := binary.LittleEndian.Uint64(p[16:])
+			x3 := binary.LittleEndian.Uint64(p[24:])
+			high |= x0 | x1 | x2 | x3
+			m0, m1, m2, m3 := stops(x0), stops(x1), stops(x2), stops(x3)
+			if (m0|m1|m2|m3)&highs != 0 {
+				switch {
+				case m0&highs != 0:
+					i += trailingBytes(m0 & highs)
+				case m1&highs != 0:
+					i += 8 + trailingBytes(m1&highs)
+				case m2&highs != 0:
+					i += 16 + trailingBytes(m2&highs)
+				default:
+					i += 24 + trailingBytes(m3&highs)
+				}
+				goto stopped
+			}
+			i += 32
+		}
+		for i+8 <= len(b) {
+			x := binary.LittleEndian.Uint64(b[i:])
+			high |= x
+			if m := stops(x) & highs; m != 0 {
+				i += trailingBytes(m)
+				goto stopped
+			}
+			i += 8
+		}
+		// Slow path: the last bytes of the body.
+		for i < len(b) && b[i] >= 0x20 && b[i] != '"' && b[i] != '\\' {
+			high |= uint64(b[i])
+			i++
+		}
+		if i == len(b) {
+			return i, escaped, faultTruncatedString
+		}
+	stopped:
+		switch b[i] {
+		case '"':
+			if high&highs != 0 {
+				if n := validPrefix(b[start:i]); n < i-start {
+					return start + n, escaped, faultUTF8
+				}
+			}
+			return i, escaped, faultNone
+		case '\\':
+			escaped = true
+			if i+1 >= len(b) {
+				return len(b), escaped, faultTruncatedString
+			}
+			switch b[i+1] {
+			case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
+				i += 2
+			case 'u':
+				for k := i + 2; k < i+6; k++ {
+					if k >= len(b) {
+						return len(b), escaped, faultTruncatedString
+					}
+					if unhex(b[k]) < 0 {
+						return i, escaped, faultEscape
+					}
+				}
+				i += 6
+			default:
+				return i, escaped, faultEscape
+			}
+		default:
+			return i, escaped, faultControl
+		}
+	}
+}
+
+// validPrefix returns the length of the longest prefix of b that is valid UTF-8.
+func validPrefix(b []byte) int {
+	if utf8.Valid(b) {
+		return len(b)
+	}
+	n := 0
+	for n < len(b) {
+		r, size := utf8.DecodeRune(b[n:])
+		if r == utf8.RuneError && size <= 1 {
+			return n
+		}
+		n += size
+	}
+	return n
+}
+
+// appendUnescapedString appends the text of a valid JSON string, given what stands
+// between its quotes. Like encoding/json it writes U+FFFD for half a surrogate
+// pair.
+func appendUnescapedString(dst, raw []byte) []byte {
+	for i := 0; i < len(raw); {
+		c := raw[i]
+		if c != '\\' {
+			dst = append(dst, c)
+			i++
+			continue
+		}
+		c = raw[i+1]
+		i += 2
+		switch c {
+		case 'b':
+			c = '\b'
+		case 'f':
+			c = '\f'
+		case 'n':
+			c = '\n'
+		case 'r':
+			c = '\r'
+		case 't':
+			c = '\t'
+		case 'u':
+			r := hex4(raw[i:])
+			i += 4
+			if utf16.IsSurrogate(r) {
+				pair := rune(utf8.RuneError)
+				if i+6 <= len(raw) && raw[i] == '\\' && raw[i+1] == 'u' {
+					pair = utf16.DecodeRune(r, hex4(raw[i+2:]))
+				}
+				if pair != utf8.RuneError {
+					i += 6
+				}
+				r = pair
+			}
+			dst = utf8.AppendRune(dst, r)
+			continue
+		}
+		dst = append(dst, c)
+	}
+	return dst
+}
+
+// hex4 returns the value of four hexadecimal digits.
+func hex4(b []byte) rune {
+	return unhex(b[0])<<12 | unhex(b[1])<<8 | unhex(b[2])<<4 | unhex(b[3])
+}
+
+// skipSpace returns the index of the first byte at or after i that is no JSON
+// white space.
+func skipSpace(b []byte, i int) int {
+	for i < len(b) && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
+		i++
+	}
+	return i
+}
+
+// skipNumber scans the number that begins at b[i] and returns the index after it.
+func skipNumber(b []byte, i int) (int, fault) {
+	if b[i] == '-' {
+		i++
+	}
+	switch {
+	case i == len(b):
+		return i, faultTruncated
+	case b[i] == '0':
+		i++
+	case b[i] >= '1' && b[i] <= '9':
+		i++
+		for i < len(b) && b[i]-'0' <= 9 {
+			i++
+		}
+	default:
+		return i, faultNumber
+	}
+	if i < len(b) && b[i] == '.' {
+		n := i + 1
+		for i = n; i < len(b) && b[i]-'0' <= 9; i++ {
+		}
+		if i == n {
+			return endOr(b, i, faultNumber)
+		}
+	}
+	if i < len(b) && b[i]|0x20 == 'e' {
+		i++
+		if i < len(b) && (b[i] == '+' || b[i] == '-') {
+			i++
+		}
+		n := i
+		for i < len(b) && b[i]-'0' <= 9 {
+			i++
+		}
+		if i == n {
+			return endOr(b, i, faultNumber)
+		}
+	}
+	return i, faultNone
+}
+
+// endOr returns faultTruncated at the end of the body, f elsewhere.
+func endOr(b []byte, i int, f fault) (int, fault) {
+	if i >= len(b) {
+		return len(b), faultTruncated
+	}
+	return i, f
+}
+
+// skipLiteral scans true, false or null, whose first byte is b[i].
+func skipLiteral(b []byte, i int) (int, fault) {
+	want := "null"
+	switch b[i] {
+	case 't':
+		want = "true"
+	case 'f':
+		want = "false"
+	}
+	for k := range len(want) {
+		if i+k >= len(b) {
+			return len(b), faultTruncated
+		}
+		if b[i+k] != want[k] {
+			return i, faultLiteral
+		}
+	}
+	return i + len(want), faultNone
+}
+
+// skipValue scans the value that begins at b[i], inside depth open brackets, and
+// returns the index after it. It accepts what encoding/json accepts, except for
+// invalid UTF-8 and for MaxDepth. It doesn't recurse.
+func skipValue(b []byte, i, depth int) (int, fault) {
+	var objects [MaxDepth / 64]uint64 // bit d is set when bracket d is '{'
+	base := depth
+	var f fault
+value:
+	if i >= len(b) {
+		return i, faultTruncated
+	}
+	switch c := b[i]; c {
+	case '"':
+		if i, _, f = scanString(b, i+1); f != faultNone {
+			return i, f
+		}
+		i++
+	case '{':
+		depth++
+		if depth >= MaxDepth {
+			return i, faultDepth
+		}
+		objects[depth/64] |= 1 << (depth % 64)
+		if i++; i < len(b) && b[i] == '"' {
+			goto key
+		}
+		if i = skipSpace(b, i); i < len(b) && b[i] == '}' {
+			goto closed
+		}
+		goto key
+	case '[':
+		depth++
+		if depth >= MaxDepth {
+			return i, faultDepth
+		}
+		objects[depth/64] &^= 1 << (depth % 64)
+		if i++; i < len(b) && b[i] <= ' ' {
+			i = skipSpace(b, i)
+		}
+		if i < len(b) && b[i] == ']' {
+			goto closed
+		}
+		goto value
+	case 't', 'f', 'n':
+		if i, f = skipLiteral(b, i); f != faultNone {
+			return i, f
+		}
+	case '-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9':
+		if i, f = skipNumber(b, i); f != faultNone {
+			return i, f
+		}
+	default:
+		return i, faultValue
+	}
+after:
+	if depth == base {
+		return i, faultNone
+	}
+	if i < len(b) && b[i] <= ' ' {
+		i = skipSpace(b, i)
+	}
+	if i >= len(b) {
+		return i, faultTruncated
+	}
+	switch inObject := objects[depth/64]>>(depth%64)&1 != 0; {
+	case b[i] == ',':
+		if i++; i < len(b) && b[i] <= ' ' {
+			i = skipSpace(b, i)
+		}
+		if inObject {
+			goto key
+		}
+		goto value
+	case b[i] == '}' && inObject, b[i] == ']' && !inObject:
+		goto closed
+	}
+	return i, faultAfterValue
+closed:
+	depth--
+	i++
+	goto after
+key:
+	if i >= len(b) {
+		return i, faultTruncated
+	}
+	if b[i] != '"' {
+		return i, faultKey
+	}
+	if i, _, f = scanString(b, i+1); f != faultNone {
+		return i, f
+	}
+	if i++; i < len(b) && b[i] <= ' ' {
+		i = skipSpace(b, i)
+	}
+	if i >= len(b) {
+		return i, faultTruncated
+	}
+	if b[i] != ':' {
+		return i, faultColon
+	}
+	if i++; i < len(b) && b[i] <= ' ' {
+		i = skipSpace(b, i)
+	}
+	goto value
+}
+
+// trailingBytes returns the number of bytes below the lowest marked one of a
+// word in which each byte's top bit is a mark.
+func trailingBytes(m uint64) int { return bits.TrailingZeros64(m) >> 3 }
