@@ -2,8 +2,12 @@
 // server with the KV-cache space, the adapter and the prefix it needs.
 package main
 
-import "os"
+import (
+	"os"
+
+	"kvgate/internal/cli"
+)
 
 func main() {
-	os.Exit(0)
+	os.Exit(cli.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }

@@ -1,0 +1,103 @@
+package cli
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+)
+
+// run runs a command line and returns what it printed.
+func run(t *testing.T, stdin string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, err strings.Builder
+	code = Main(args, strings.NewReader(stdin), &out, &err)
+	return code, out.String(), err.String()
+}
+
+func TestMistakesAreExplainedOnce(t *testing.T) {
+	f := func(line string, wantCode int, wantErr string) {
+		t.Helper()
+		code, stdout, stderr := run(t, "", strings.Fields(line)...)
+		if code != wantCode || stderr != wantErr || stdout != "" {
+			t.Errorf("kvgate %s: code %d, stderr %q, stdout %q; want %d, %q and nothing", line, code, stderr, stdout, wantCode, wantErr)
+		}
+	}
+	f("versoin", 2, "kvgate: unknown command \"versoin\" for \"kvgate\"\ntry: kvgate version\n")
+	f("versoin -c x", 2, "kvgate: unknown command \"versoin\" for \"kvgate\"\ntry: kvgate version\n")
+	f("frobnicate", 2, "kvgate: unknown command \"frobnicate\" for \"kvgate\"\ntry: kvgate --help\n")
+	f("version --jsno", 2, "kvgate: unknown flag: --jsno\ntry: kvgate version --json\n")
+	f("version now", 2, "kvgate: kvgate version takes no arguments; got \"now\"\ntry: kvgate version --help\n")
+	f("completion tcsh", 2, "kvgate: shell \"tcsh\" is unknown; want bash, zsh, fish or powershell\ntry: kvgate completion bash\n")
+}
+
+func TestVersion(t *testing.T) {
+	code, stdout, _ := run(t, "", "version", "--json")
+	var v struct {
+		Version   string `json:"version"`
+		GoVersion string `json:"go_version"`
+	}
+	if err := json.Unmarshal([]byte(stdout), &v); err != nil || code != 0 || v.Version == "" || !strings.HasPrefix(v.GoVersion, "go") {
+		t.Errorf("code %d, %q: %v", code, stdout, err)
+	}
+	if code, stdout, _ = run(t, "", "version"); code != 0 || !strings.HasPrefix(stdout, "kvgate ") {
+		t.Errorf("code %d, %q", code, stdout)
+	}
+}
+
+func TestCompletionAndManualPages(t *testing.T) {
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		if code, stdout, stderr := run(t, "", "completion", shell); code != 0 || !strings.Contains(stdout, "kvgate") {
+			t.Errorf("%s: code %d, %d bytes, %s", shell, code, len(stdout), stderr)
+		}
+	}
+	dir := t.TempDir()
+	if code, _, stderr := run(t, "", "man", dir); code != 0 {
+		t.Fatal(stderr)
+	}
+	if page, err := os.ReadFile(dir + "/kvgate-version.1"); err != nil || !strings.Contains(string(page), "version") {
+		t.Errorf("no page for version: %v", err)
+	}
+}
+
+// Every command has one sentence, an example, and exit codes in its help.
+func TestHelpIsComplete(t *testing.T) {
+	each(newRoot(&env{lookup: os.LookupEnv}), func(c *cobra.Command) {
+		if c.Name() == "no-help-command" {
+			return
+		}
+		if c.Short == "" || strings.HasSuffix(c.Short, ".") {
+			t.Errorf("%s: short description %q; want one without a full stop", c.CommandPath(), c.Short)
+		}
+		if !strings.HasPrefix(c.Example, "  kvgate") && !strings.HasPrefix(c.Example, "  source") {
+			t.Errorf("%s: no example", c.CommandPath())
+		}
+		args := append(strings.Fields(c.CommandPath())[1:], "--help")
+		code, stdout, stderr := run(t, "", args...)
+		if code != 0 || !strings.Contains(stdout, "Exit codes:") || stderr != "" {
+			t.Errorf("%v: code %d, stderr %q", args, code, stderr)
+		}
+	})
+}
+
+func TestEnvironmentSetsFlags(t *testing.T) {
+	var got string
+	c := &cobra.Command{Use: "x", Run: func(*cobra.Command, []string) {}}
+	c.Flags().StringVar(&got, "log-level", "info", "level")
+	envFlags(c, "log-level")
+	lookup := func(name string) (string, bool) { return "debug", name == "KVGATE_LOG_LEVEL" }
+	if err := fromEnvironment(c, lookup); err != nil || got != "debug" {
+		t.Errorf("flag is %q, %v; want debug from the environment", got, err)
+	}
+	c = &cobra.Command{Use: "x"}
+	c.Flags().StringVar(&got, "log-level", "info", "level")
+	envFlags(c, "log-level")
+	if err := c.ParseFlags([]string{"--log-level=warn"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := fromEnvironment(c, lookup); err != nil || got != "warn" {
+		t.Errorf("flag is %q, %v; the command line wins over the environment", got, err)
+	}
+}
