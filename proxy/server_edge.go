@@ -1,0 +1,157 @@
+package proxy
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"math"
+	"net"
+	"os"
+	"strconv"
+
+	"github.com/valyala/fasthttp"
+	"go.uber.org/zap"
+)
+
+// serverOptions is what newServer needs.
+type serverOptions struct {
+	handler fasthttp.RequestHandler // required
+	log     *zap.Logger             // required
+
+	// onReject is told of every request that is refused before the handler could see
+	// it, once the answer is made. The request in ctx is empty or incomplete. May be nil.
+	onReject func(ctx *fasthttp.RequestCtx, rej *rejection)
+	// onPanic is told what a handler panicked with, after it was logged. May be nil.
+	onPanic func(value any)
+	// expect is asked before a client that sent Expect: 100-continue is told to go
+	// on. A refusal is the answer, and the body is never sent. May be nil.
+	expect func(ctx *fasthttp.RequestCtx) *rejection
+}
+
+// newServer returns a fasthttp server set up for kvgate's listener: its Serve must be
+// given what newListener returns, for clientConn does the checking, limiting and timing
+// of requests that the server's own settings can't do well enough.
+func newServer(o serverOptions) *fasthttp.Server {
+	return &fasthttp.Server{
+		Handler:      recovered(o),
+		ErrorHandler: func(ctx *fasthttp.RequestCtx, err error) { answerError(ctx, err, o.onReject) },
+		ExpectHandler: func(ctx *fasthttp.RequestCtx) int {
+			if o.expect != nil {
+				if rej := o.expect(ctx); rej != nil {
+					writeRejection(ctx, rej)
+					return rej.status
+				}
+			}
+			return fasthttp.StatusContinue
+		},
+		Logger: serverLogger{o.log},
+
+		// The buffer must hold a whole head; clientConn refuses larger ones.
+		ReadBufferSize: readBufferBytes,
+		// Bodies are read by readBody. In stream mode this is no limit but how much of
+		// a body is copied ahead of the handler: as little as the server allows.
+		StreamRequestBody:  true,
+		MaxRequestBodySize: 1,
+		// Timeouts are clientConn's. WriteTimeout would end streams.
+		ReadTimeout:  0,
+		WriteTimeout: 0,
+		IdleTimeout:  0,
+		// The listener limits connections.
+		Concurrency: math.MaxInt32,
+
+		DisablePreParseMultipartForm: true,
+		NoDefaultServerHeader:        true,
+		NoDefaultDate:                true,
+		NoDefaultContentType:         true,
+		SecureErrorLogMessage:        true,
+		CloseOnShutdown:              true,
+	}
+}
+
+// recovered keeps a panic in one request from ending the process.
+func recovered(o serverOptions) fasthttp.RequestHandler {
+	return func(ctx *fasthttp.RequestCtx) {
+		defer func() {
+			v := recover()
+			if v == nil {
+				return
+			}
+			o.log.Error("panic in a handler", zap.Any("panic", v), zap.Stack("stack"))
+			ctx.Response.Reset()
+			writeError(ctx, 500, "internal", "internal error")
+			ctx.SetConnectionClose()
+			if o.onPanic != nil {
+				o.onPanic(v)
+			}
+		}()
+		o.handler(ctx)
+	}
+}
+
+// answerError turns an error of reading a request into an answer. Nothing of the
+// error's text gets into it.
+func answerError(ctx *fasthttp.RequestCtx, err error, onReject func(*fasthttp.RequestCtx, *rejection)) {
+	rej := asRejection(err)
+	writeRejection(ctx, rej)
+	if onReject != nil {
+		onReject(ctx, rej)
+	}
+}
+
+// asRejection classifies an error of reading a request.
+func asRejection(err error) *rejection {
+	if rej, ok := errors.AsType[*rejection](err); ok {
+		return rej
+	}
+	var small *fasthttp.ErrSmallBuffer
+	switch {
+	case errors.As(err, &small), errors.Is(err, bufio.ErrBufferFull):
+		return errHeadTooLarge
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return errHeadTimeout
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed):
+		return errClientGone
+	}
+	return errRequestLine
+}
+
+// writeRejection makes rej ctx's answer and has the connection closed after it.
+func writeRejection(ctx *fasthttp.RequestCtx, rej *rejection) {
+	writeError(ctx, rej.status, rej.code, rej.reason)
+	ctx.SetConnectionClose()
+}
+
+// writeError makes an error object in OpenAI's form ctx's answer. message and code
+// must be constants that need no escaping in JSON.
+func writeError(ctx *fasthttp.RequestCtx, status int, code, message string) {
+	kind := "invalid_request_error"
+	switch {
+	case status == 429:
+		kind = "rate_limit_error"
+		ctx.Response.Header.Set("Retry-After", "1")
+	case status >= 500:
+		kind = "server_error"
+	}
+	ctx.SetStatusCode(status)
+	ctx.SetContentType("application/json")
+	var space [256]byte
+	b := append(space[:0], `{"error":{"message":`...)
+	b = strconv.AppendQuote(b, message)
+	b = append(b, `,"type":"`...)
+	b = append(b, kind...)
+	b = append(b, `","param":null,"code":"`...)
+	b = append(b, code...)
+	b = append(b, `"}}`...)
+	ctx.SetBody(b)
+}
+
+// serverLogger takes fasthttp's messages. They may quote what clients sent, keys
+// included, so only the format string, which is fasthttp's own, is logged, and only
+// when debugging.
+type serverLogger struct{ log *zap.Logger }
+
+func (l serverLogger) Printf(format string, _ ...any) {
+	if e := l.log.Check(zap.DebugLevel, "http server"); e != nil {
+		e.Write(zap.String("format", format))
+	}
+}

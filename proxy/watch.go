@@ -1,0 +1,83 @@
+package proxy
+
+import (
+	"net"
+	"sync"
+)
+
+// A goneNotifier is told that a client has gone. clientGone is called at most once
+// per watch, from another goroutine or from within watch itself, with the watch
+// locked: it must not block and must not call watch or stop.
+type goneNotifier interface{ clientGone() }
+
+// watchState is a connection's part in the watch.
+type watchState struct {
+	mu         sync.Mutex
+	registered bool
+	gone       bool
+	token      uint64
+	notify     goneNotifier // nil: no request is being served
+}
+
+// A watchHandle ends a watch. The zero value ends nothing.
+type watchHandle struct{ c *clientConn }
+
+// watch has n told when conn's client closes or resets the connection, which the
+// HTTP server can't see while it runs a handler. If that has happened already, n is
+// told before watch returns. One watch per connection at a time. The first watch of
+// a connection costs a system call; later ones a lock and two stores.
+//
+// stop must be called before the handler returns or, for a streamed response, when
+// its body is closed.
+func (w *watcher) watch(conn net.Conn, n goneNotifier) watchHandle {
+	c := asClientConn(conn)
+	if c == nil || w == nil {
+		return watchHandle{}
+	}
+	s := &c.watched
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.registered {
+		s.registered = w.register(c)
+	}
+	if s.gone {
+		n.clientGone()
+		return watchHandle{}
+	}
+	s.notify = n
+	return watchHandle{c}
+}
+
+// stop ends the watch. When it has returned, the notifier isn't running and will not
+// be called again. The caller must hold no lock that clientGone takes.
+func (h watchHandle) stop() {
+	if h.c == nil {
+		return
+	}
+	s := &h.c.watched
+	s.mu.Lock()
+	s.notify = nil
+	s.mu.Unlock()
+}
+
+// hangUp records that the client has gone and tells whoever watches.
+func (s *watchState) hangUp() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.gone = true
+	if n := s.notify; n != nil {
+		s.notify = nil
+		n.clientGone()
+	}
+}
+
+// forget takes c out of the watch.
+func (s *watchState) forget(c *clientConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.notify = nil
+	if s.registered {
+		s.registered = false
+		c.edge.watch.unregister(c)
+	}
+}

@@ -1,0 +1,149 @@
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// A watcher learns from the kernel when clients go. It is one edge-triggered epoll
+// set for all connections, next to the runtime's own, that asks for EPOLLRDHUP
+// alone: it never reads, so it takes no byte from the server, it isn't blind behind
+// pipelined bytes, and it sees the end of a TLS connection as that of any other. The
+// set is itself waited for by the runtime's poller: one goroutine, no thread.
+//
+// A connection is added once, at its first request, and leaves the set when its
+// descriptor is closed. Between requests an event only sets a mark. Events carry
+// tokens, not descriptors: one that comes late, for a descriptor that was closed and
+// is another connection's now, finds nobody.
+type watcher struct {
+	file   *os.File // the epoll set
+	events uint32
+	done   chan struct{}
+
+	mu    sync.Mutex
+	next  uint64
+	conns map[uint64]*clientConn // by token
+}
+
+// newWatcher starts a watcher. ignoreHalfClose: a client that only shuts down its
+// sending side has not gone.
+func newWatcher(ignoreHalfClose bool) (*watcher, error) {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("epoll_create1: %w", err)
+	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("epoll set: %w", err)
+	}
+	w := &watcher{
+		file:   os.NewFile(uintptr(fd), "epoll"),
+		events: unix.EPOLLRDHUP | unix.EPOLLET,
+		done:   make(chan struct{}),
+		conns:  map[uint64]*clientConn{},
+	}
+	if ignoreHalfClose {
+		w.events = unix.EPOLLET // EPOLLHUP and EPOLLERR always come
+	}
+	rc, err := w.file.SyscallConn()
+	if err != nil {
+		w.file.Close()
+		return nil, fmt.Errorf("epoll set: %w", err)
+	}
+	go w.run(rc)
+	return w, nil
+}
+
+func (w *watcher) run(rc syscall.RawConn) {
+	defer close(w.done)
+	events := make([]unix.EpollEvent, 128)
+	for {
+		n := 0
+		err := rc.Read(func(fd uintptr) bool {
+			var err error
+			n, err = unix.EpollWait(int(fd), events, 0)
+			return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
+		})
+		if err != nil {
+			return // closed
+		}
+		for i := range max(n, 0) {
+			token := uint64(uint32(events[i].Fd)) | uint64(uint32(events[i].Pad))<<32
+			w.mu.Lock()
+			c := w.conns[token]
+			delete(w.conns, token)
+			w.mu.Unlock()
+			if c != nil {
+				c.watched.hangUp()
+			}
+		}
+	}
+}
+
+// register adds c to the set. It reports whether that worked; if not, the client's
+// going is noticed when writing to it fails. Called with c.watched locked.
+func (w *watcher) register(c *clientConn) bool {
+	rc := rawConn(c.Conn)
+	if rc == nil {
+		return false
+	}
+	w.mu.Lock()
+	w.next++
+	c.watched.token = w.next
+	w.conns[w.next] = c
+	w.mu.Unlock()
+	ev := unix.EpollEvent{Events: w.events, Fd: int32(uint32(c.watched.token)), Pad: int32(uint32(c.watched.token >> 32))}
+	ok := false
+	set, err := w.file.SyscallConn()
+	if err == nil {
+		// Control pins both descriptors: neither can be closed and reused meanwhile.
+		err = set.Control(func(epfd uintptr) {
+			err := rc.Control(func(fd uintptr) {
+				ok = unix.EpollCtl(int(epfd), unix.EPOLL_CTL_ADD, int(fd), &ev) == nil
+			})
+			ok = ok && err == nil
+		})
+	}
+	if ok = ok && err == nil; !ok {
+		w.unregister(c)
+	}
+	return ok
+}
+
+// unregister forgets c. The kernel takes a descriptor out of the set when it is closed.
+func (w *watcher) unregister(c *clientConn) {
+	w.mu.Lock()
+	delete(w.conns, c.watched.token)
+	w.mu.Unlock()
+}
+
+// close ends the watcher's goroutine and waits for it.
+func (w *watcher) close() {
+	w.file.Close()
+	<-w.done
+}
+
+// rawConn returns the descriptor of a TCP connection, also from under TLS, nil if
+// there is none.
+func rawConn(c net.Conn) syscall.RawConn {
+	for {
+		if sc, ok := c.(syscall.Conn); ok {
+			rc, err := sc.SyscallConn()
+			if err != nil {
+				return nil
+			}
+			return rc
+		}
+		u, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			return nil
+		}
+		c = u.NetConn()
+	}
+}
