@@ -208,7 +208,7 @@ const (
 	FieldError           = "error"
 )
 
-// AccessFields are the fields of a request's log line in their order, after ts, level and msg.
+// AccessFields are the fields of a request's log line in their order, after level, ts and msg.
 var AccessFields = []string{
 	FieldRequestID, FieldMethod, FieldPath, FieldStatus, FieldOutcome, FieldModel, FieldAdapter, FieldPool, FieldEndpoint,
 	FieldAttempts, FieldStream, FieldQueueSeconds, FieldTTFTSeconds, FieldDurationSeconds, FieldInputTokens,

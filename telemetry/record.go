@@ -29,7 +29,7 @@ type Record struct {
 
 	QueueSeconds    float64 // waited for admission; 0 if it went straight through
 	DecisionSeconds float64 // spent choosing, over all attempts
-	TTFTSeconds     float64 // from the request's last byte to the answer's first token; 0 if there was none or it is not streamed
+	TTFTSeconds     float64 // from the request's last byte to the answer's first token, waiting included; 0 if there was none or it is not streamed
 	DurationSeconds float64 // from the request's first byte to the answer's last one
 
 	UsageKnown   bool // the answer told its usage; otherwise the three token counts mean nothing

@@ -1,0 +1,91 @@
+package telemetry
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+)
+
+// Recent keeps the last requests, for people who ask why one went where it went. It holds no bodies, and a bounded number
+// of bytes. Its memory is used again, so that remembering allocates nothing.
+type Recent struct {
+	next  atomic.Uint64
+	slots []recentSlot
+}
+
+type recentSlot struct {
+	mu       sync.Mutex // held for the time of one copy; two requests meet here only when the ring has gone round
+	n        uint64     // which request this is, from 1; 0 is none
+	at       time.Time
+	rec      Record // its strings alias text
+	text     []byte
+	attempts [4]Attempt
+}
+
+// A RecentRecord is one remembered request. It is the reader's own.
+type RecentRecord struct {
+	Number uint64 // counts requests from 1
+	At     time.Time
+	Record
+}
+
+// NewRecent returns a ring of n requests, at least 1.
+func NewRecent(n int) *Recent { return &Recent{slots: make([]recentSlot, max(1, n))} }
+
+// Observe implements [Sink].
+func (d *Recent) Observe(r *Record) {
+	n := d.next.Add(1)
+	s := &d.slots[(n-1)%uint64(len(d.slots))]
+	at := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.n, s.at, s.rec = n, at, *r
+	tries := r.Attempts[:min(len(r.Attempts), len(s.attempts))]
+	s.rec.Attempts = append(s.attempts[:0], tries...)
+	size := 0
+	each(&s.rec, func(v string) string { size += len(clip(v)); return v })
+	s.text = slices.Grow(s.text[:0], size) // so that appending below moves nothing
+	each(&s.rec, func(v string) string {
+		v = clip(v)
+		start := len(s.text)
+		s.text = append(s.text, v...)
+		return unsafe.String(unsafe.SliceData(s.text[start:]), len(v))
+	})
+}
+
+// each replaces every string of r by fn of it.
+func each(r *Record, fn func(string) string) {
+	for _, s := range [...]*string{
+		&r.RequestID, &r.Method, &r.Path, &r.API, &r.ClientAddr, &r.Outcome, &r.Error, &r.Pool, &r.Model, &r.Adapter,
+		&r.Endpoint, &r.RunnerUp,
+	} {
+		*s = fn(*s)
+	}
+	for i := range r.Attempts {
+		r.Attempts[i].Endpoint = fn(r.Attempts[i].Endpoint)
+		r.Attempts[i].Outcome = fn(r.Attempts[i].Outcome)
+	}
+}
+
+// Last returns at most n remembered requests, the newest first.
+func (d *Recent) Last(n int) []RecentRecord {
+	newest := d.next.Load()
+	var out []RecentRecord
+	for i := uint64(0); i < min(newest, uint64(len(d.slots))) && len(out) < n; i++ {
+		s := &d.slots[(newest-1-i)%uint64(len(d.slots))]
+		s.mu.Lock()
+		rr := RecentRecord{s.n, s.at, s.rec}
+		rr.Attempts = slices.Clone(rr.Attempts)
+		each(&rr.Record, func(v string) string { return string(append([]byte(nil), v...)) })
+		s.mu.Unlock()
+		if rr.Number != 0 {
+			out = append(out, rr)
+		}
+	}
+	return out
+}
+
+// Total is the number of requests ever observed.
+func (d *Recent) Total() uint64 { return d.next.Load() }
