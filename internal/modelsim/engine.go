@@ -155,6 +155,7 @@ type Engine struct {
 	busy      bool // in Advance or reap, where hooks may call back
 	aborts    int  // marked and not yet reaped
 	paused    bool
+	arrived   int           // requests that no scheduler pass has seen yet
 	extraLoad time.Duration // adapter loads asked for from outside, paid in the next step
 
 	// What is still to be prefilled and in no step yet, by Request.estimated.
@@ -170,7 +171,7 @@ type Engine struct {
 // Stats are an engine's gauges and counters.
 type Stats struct {
 	Running           int
-	Waiting           int // preempted ones included
+	Waiting           int // left waiting by the last scheduler pass, as vLLM's gauge is; preempted ones included
 	WaitingForAdapter int // passed over in the last scheduler pass for want of a slot
 	KVBlocksUsed      int // held by sequences; cached and unreferenced ones count as free
 	KVBlocks          int
@@ -261,6 +262,7 @@ func (e *Engine) Submit(r *Request, now time.Duration) error {
 		e.waiting, e.head = e.waiting[:n], 0
 	}
 	e.waiting = append(e.waiting, r)
+	e.arrived++
 	e.wake(now)
 	return nil
 }
@@ -363,6 +365,7 @@ func (e *Engine) startStep(now time.Duration) bool {
 
 // schedule is one pass of vLLM V1's scheduler and returns the time its step takes.
 func (e *Engine) schedule(now time.Duration) (time.Duration, bool) {
+	e.arrived = 0
 	budget := e.opt.MaxBatchTokens
 	var attention float64 // nanoseconds
 	var sequences, decodes, context int
@@ -787,7 +790,7 @@ func (e *Engine) ResetPrefixCache() { e.kv.clear() }
 // Stats returns the gauges and counters as they stand.
 func (e *Engine) Stats() Stats {
 	s := e.stats
-	s.Running, s.Waiting = len(e.running), e.queued()
+	s.Running, s.Waiting = len(e.running), max(0, e.queued()-e.arrived)
 	s.KVBlocks, s.KVBlocksUsed, s.KVBlockTokens = e.kv.total, e.kv.used(), e.kv.blockTokens
 	return s
 }
