@@ -7,6 +7,7 @@ package config
 
 import (
 	_ "embed"
+	"reflect"
 	"time"
 )
 
@@ -21,12 +22,14 @@ var source string
 //
 // Tags on fields: yaml is the key; enum the closed list of words; known the list in [Options]; min and max the range;
 // example marks a key as optional and shows a value for it; path marks a file name, relative to the configuration
-// file ("read" when it must be readable at load); short marks the field that a plain string stands for.
+// file ("read" when it must be readable at load); short marks the field that a plain string stands for; restart marks
+// what a reload cannot change.
 type Config struct {
 	// Listen is the address that clients connect to, host:port. Without a host it is every interface.
-	Listen string `yaml:"listen"`
-	// TLS makes the client listener speak HTTPS (HTTP/1.1 over TLS 1.2 or newer). Without it, it speaks plain HTTP.
-	TLS *ServerTLS `yaml:"tls" example:""`
+	Listen string `yaml:"listen" restart:"true"`
+	// TLS makes the client listener speak HTTPS (HTTP/1.1 over TLS 1.2 or newer). Without it, it speaks plain HTTP. A
+	// reload takes new certificates, but does not switch between the two.
+	TLS *ServerTLS `yaml:"tls" example:"" restart:"true"`
 	// Admin is the second listener: dashboard, /metrics, health, reload, debugging.
 	Admin Admin `yaml:"admin"`
 	// Log says what is logged and how.
@@ -68,8 +71,8 @@ type ServerTLS struct {
 // Admin is the second listener.
 type Admin struct {
 	// Listen is its address, host:port. Danger: it has no authentication and shows endpoint addresses and profiles;
-	// keep it on loopback or behind a network policy. A change needs a restart.
-	Listen string `yaml:"listen"`
+	// keep it on loopback or behind a network policy.
+	Listen string `yaml:"listen" restart:"true"`
 }
 
 // Log says what is logged and how.
@@ -77,21 +80,21 @@ type Log struct {
 	// Level is the least serious level that is written: debug, info, warn or error.
 	Level string `yaml:"level" enum:"debug,info,warn,error"`
 	// Format is json (one object a line) or console (for people).
-	Format string `yaml:"format" enum:"json,console"`
+	Format string `yaml:"format" restart:"true" enum:"json,console"`
 	// Access is the line per request: on, off, or sample, which writes access_sample_ratio of the requests that went
 	// well and every one that did not.
 	Access string `yaml:"access" enum:"on,off,sample"`
 	// AccessSampleRatio is the share of successful requests that access: sample writes, 0..1.
 	AccessSampleRatio float64 `yaml:"access_sample_ratio" min:"0" max:"1"`
 	// File is where the log goes. Without it, standard error.
-	File string `yaml:"file" example:"/var/log/kvgate.log" path:"any"`
+	File string `yaml:"file" restart:"true" example:"/var/log/kvgate.log" path:"any"`
 }
 
 // Limits bound what clients and endpoints can make the gateway hold. Sizes take KiB, MiB, GiB (1024) or kB, MB, GB (1000).
 type Limits struct {
 	// HeaderBytes is the largest request line and header block; above it the answer is 431. Each idle connection may
 	// hold a buffer of this size.
-	HeaderBytes Bytes `yaml:"header_bytes" min:"4KiB" max:"1MiB"`
+	HeaderBytes Bytes `yaml:"header_bytes" restart:"true" min:"4KiB" max:"1MiB"`
 	// BodyBytes is the largest request body; above it the answer is 413. Bodies are held in memory until an endpoint
 	// has taken them.
 	BodyBytes Bytes `yaml:"body_bytes" min:"1KiB" max:"4GiB"`
@@ -100,7 +103,7 @@ type Limits struct {
 	InFlightBodyBytes Bytes `yaml:"in_flight_body_bytes" min:"1KiB" max:"1024GiB"`
 	// Connections is how many client connections may be open at a time. Danger: each needs up to two file
 	// descriptors; raise the limit of the process (ulimit -n, LimitNOFILE) with it.
-	Connections int `yaml:"connections" min:"1" max:"1000000"`
+	Connections int `yaml:"connections" restart:"true" min:"1" max:"1000000"`
 	// EndpointConnections is how many connections to one endpoint may be open at a time. Each streaming request holds one.
 	EndpointConnections int `yaml:"endpoint_connections" min:"1" max:"100000"`
 	// ResponseHeaderBytes is the largest header block that an endpoint may send; above it the client gets 502.
@@ -112,7 +115,7 @@ type Limits struct {
 // Timeouts bound every wait.
 type Timeouts struct {
 	// Header is how long a client may take to send a request's header, from its first byte; then 408.
-	Header time.Duration `yaml:"header" min:"10ms" max:"1h"`
+	Header time.Duration `yaml:"header" restart:"true" min:"10ms" max:"1h"`
 	// Body is how long a client may take to send a request's body; then 408.
 	Body time.Duration `yaml:"body" min:"10ms" max:"24h"`
 	// Write is how long a client may take to accept one chunk of an answer; then the request is aborted. Danger: while
@@ -120,7 +123,7 @@ type Timeouts struct {
 	Write time.Duration `yaml:"write" min:"10ms" max:"1h"`
 	// KeepAlive is how long a client connection may stay open between two requests. Keep it longer than the idle
 	// timeout of a load balancer in front (often 60s), or that one reuses connections just as they close.
-	KeepAlive        time.Duration `yaml:"keep_alive" min:"10ms" max:"24h"`
+	KeepAlive        time.Duration `yaml:"keep_alive" restart:"true" min:"10ms" max:"24h"`
 	EndpointTimeouts `yaml:",inline"`
 }
 
@@ -293,7 +296,7 @@ type DNSSource struct {
 // Policy says how an endpoint is chosen: by name, or as a weighted sum of scores. Exactly one is set.
 type Policy struct {
 	// Name is a policy: auto, round_robin, random, least_requests, power_of_two, consistent_hash.
-	Name string `yaml:"name" known:"policy" short:"true"`
+	Name string `yaml:"name" known:"policy" short:"true" example:"auto"`
 	// Weights make a policy out of scorers: each endpoint's scores, 0..1, are multiplied by them and summed, and the
 	// highest sum wins. `kvgate scorers` lists the names. camelCase spellings (kvCache) are accepted.
 	Weights map[string]float64 `yaml:"weights" known:"scorer" example:"{queue: 2, kv_cache: 2, prefix: 3, lora_affinity: 1}"`
@@ -407,3 +410,24 @@ func (c *Config) SameInput(o *Config) bool { return o != nil && c.inputs != "" &
 
 // Warnings are what is legal in the file and probably not meant.
 func (c *Config) Warnings() Problems { return c.warnings }
+
+// NeedRestart lists the keys that differ between two configurations and that a reload cannot change. Of tls only
+// whether it is there counts.
+func NeedRestart(before, after *Config) (keys []string) {
+	var walk func(path string, a, b reflect.Value)
+	walk = func(path string, a, b reflect.Value) {
+		for _, f := range fieldsOf(a.Type()) {
+			x, y := a.FieldByIndex(f.index), b.FieldByIndex(f.index)
+			switch {
+			case f.typ.Kind() == reflect.Struct && f.typ != secretType:
+				walk(join(path, f.name), x, y)
+			case !f.restart:
+			case f.typ.Kind() == reflect.Pointer && x.IsNil() != y.IsNil(),
+				f.typ.Kind() != reflect.Pointer && !reflect.DeepEqual(x.Interface(), y.Interface()):
+				keys = append(keys, join(path, f.name))
+			}
+		}
+	}
+	walk("", reflect.ValueOf(before).Elem(), reflect.ValueOf(after).Elem())
+	return keys
+}

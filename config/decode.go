@@ -24,11 +24,22 @@ type decoder struct {
 	problems Problems
 	values   map[string]*yaml.Node // by path
 	bad      map[string]bool       // paths that were already complained about
+	badBelow map[string]bool       // those, and the paths they are in
 	visited  int
 }
 
 // maxNodes bounds the work: through aliases a small file can name a great many nodes.
-const maxNodes = 1 << 20
+const maxNodes = 1 << 18
+
+func (d *decoder) markBad(path string) {
+	d.bad[path] = true
+	for ; !d.badBelow[path]; path = parent(path) {
+		d.badBelow[path] = true
+	}
+}
+
+// spent reports whether going on would be pointless.
+func (d *decoder) spent() bool { return d.visited > maxNodes || len(d.problems) > maxProblems }
 
 // A field is what the tags of a struct field say.
 type field struct {
@@ -41,6 +52,7 @@ type field struct {
 	optional bool // has an example tag: may be absent altogether
 	path     string
 	short    bool
+	restart  bool
 	doc      string // Type.Field, to find its comment
 	typ      reflect.Type
 }
@@ -69,6 +81,8 @@ func fieldsOf(t reflect.Type) (out []field) {
 			short: sf.Tag.Get("short") != "",
 			doc:   t.Name() + "." + sf.Name,
 			typ:   sf.Type,
+
+			restart: sf.Tag.Get("restart") != "",
 		}
 		f.example, f.optional = sf.Tag.Lookup("example")
 		if e := sf.Tag.Get("enum"); e != "" {
@@ -98,10 +112,10 @@ const maxProblems = 200
 
 // add notes a problem at n.
 func (d *decoder) add(n *yaml.Node, path, message, hint string) {
-	d.bad[path] = true
 	if len(d.problems) > maxProblems {
 		return
 	}
+	d.markBad(path)
 	if len(d.problems) == maxProblems {
 		n, path, message, hint = nil, "", fmt.Sprintf("more than %d problems", maxProblems), "mend these first"
 	}
@@ -114,9 +128,9 @@ func (d *decoder) add(n *yaml.Node, path, message, hint string) {
 
 // value decodes n into v, which holds the default.
 func (d *decoder) value(path string, n *yaml.Node, v reflect.Value, f field) {
-	if d.visited++; d.visited > maxNodes {
+	if d.visited++; d.spent() {
 		if d.visited == maxNodes+1 {
-			d.add(n, path, "aliases make this file too large", "write the values out")
+			d.add(n, path, "the file holds too many values, or aliases to them", "put endpoints into a file of their own: discovery.file")
 		}
 		return
 	}
@@ -161,6 +175,9 @@ func (d *decoder) value(path string, n *yaml.Node, v reflect.Value, f field) {
 		}
 		out := reflect.MakeSlice(t, len(n.Content), len(n.Content))
 		for i, c := range n.Content {
+			if d.spent() {
+				return
+			}
 			e := out.Index(i)
 			setDefaults(e.Addr(), d.root)
 			d.value(path+"["+strconv.Itoa(i)+"]", c, e, f)
@@ -231,7 +248,7 @@ func (d *decoder) pairs(path string, n *yaml.Node) []pair {
 		switch {
 		case k.Kind == yaml.ScalarNode && k.Tag == "!!merge":
 			d.add(k, join(path, "<<"), "merge keys are not supported", "write the keys out, or use an alias for the whole value")
-			d.bad[path] = true // what it lacks may be in what it would have merged
+			d.markBad(path) // what it lacks may be in what it would have merged
 		case k.Kind != yaml.ScalarNode || k.Style&yaml.TaggedStyle != 0:
 			d.add(k, join(path, "?"), describe(k)+" where a key belongs", "write a word followed by a colon")
 		case seen[k.Value] != nil:
@@ -553,3 +570,6 @@ func join(path, key string) string {
 	}
 	return path + "." + key
 }
+
+// parent is the path that path is in.
+func parent(path string) string { return path[:max(0, strings.LastIndexAny(path, ".["))] }

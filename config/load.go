@@ -79,29 +79,38 @@ func reason(err error) string {
 
 // Parse is [Load] for a file that has been read; name is used in messages and to find files it refers to.
 func Parse(name string, data []byte, opt Options) (*Config, error) {
-	if opt.Env == nil {
-		opt.Env = os.LookupEnv
-	}
-	c := Default()
-	d := &decoder{
-		opt: opt, file: name, dir: filepath.Dir(name), root: c,
-		values: make(map[string]*yaml.Node), bad: make(map[string]bool),
-	}
-	if root := d.parse(data); root != nil {
-		d.value("", root, reflect.ValueOf(c).Elem(), field{})
-		if root.Kind == yaml.MappingNode {
-			d.validate()
-		}
-	}
-	d.problems.sort()
+	d := newDecoder(name, opt)
+	d.decode(data)
 	if len(d.problems.Errors()) > 0 {
 		return nil, d.problems
 	}
+	c := d.root
 	c.file, c.warnings = name, d.problems
 	sum := sha256.Sum256(data)
 	c.hash = hex.EncodeToString(sum[:])
 	c.inputs = d.inputs(data)
 	return c, nil
+}
+
+func newDecoder(name string, opt Options) *decoder {
+	if opt.Env == nil {
+		opt.Env = os.LookupEnv
+	}
+	return &decoder{
+		opt: opt, file: name, dir: filepath.Dir(name), root: Default(),
+		values: make(map[string]*yaml.Node), bad: make(map[string]bool), badBelow: make(map[string]bool),
+	}
+}
+
+// decode fills root and notes all problems.
+func (d *decoder) decode(data []byte) {
+	if n := d.parse(data); n != nil {
+		d.value("", n, reflect.ValueOf(d.root).Elem(), field{})
+		if n.Kind == yaml.MappingNode && !d.spent() {
+			d.validate()
+		}
+	}
+	d.problems.sort()
 }
 
 // parse turns data into the tree of its only document, or notes why it can't.

@@ -27,7 +27,7 @@ func (d *decoder) at(path string) *yaml.Node {
 		if path == "" {
 			return &yaml.Node{Line: 1, Column: 1}
 		}
-		path = path[:max(0, strings.LastIndexAny(path, ".["))]
+		path = parent(path)
 	}
 }
 
@@ -61,7 +61,7 @@ func (d *decoder) validate() {
 		d.certificate("tls", t.CertFile, t.KeyFile, true)
 	}
 
-	if d.given("log.access_sample_ratio") && c.Log.Access != "sample" {
+	if d.given("log.access_sample_ratio") && c.Log.AccessSampleRatio != Default().Log.AccessSampleRatio && c.Log.Access != "sample" {
 		d.warn("log.access_sample_ratio", "has no effect with access: "+c.Log.Access, "write access: sample, or remove it")
 	}
 	if c.Limits.InFlightBodyBytes < c.Limits.BodyBytes {
@@ -85,7 +85,7 @@ func (d *decoder) validate() {
 			fmt.Sprintf("timeout (%s) is not shorter than stale_after (%s), so a slow scrape would be stale on arrival", formatDuration(s.Timeout), formatDuration(s.StaleAfter)),
 			"raise stale_after, or lower timeout")
 	}
-	if h := c.Debug.RequestHeader; h != "" && !token.MatchString(h) {
+	if h := c.Debug.RequestHeader; h != "" && !headerName.MatchString(h) {
 		d.wrong("debug.request_header", strconv.Quote(clip(h))+" is not a header name", "write letters, digits and \"-\"")
 	}
 	d.pools()
@@ -121,9 +121,9 @@ func (d *decoder) waits(path string, t EndpointTimeouts) {
 const uvicornKeepAlive = 5e9
 
 var (
-	token    = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}$") // RFC 9110 §5.6.2
-	poolName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
-	series   = regexp.MustCompile(`^[a-zA-Z_:][a-zA-Z0-9_:]*(\{\s*([a-zA-Z_][a-zA-Z0-9_]*\s*=\s*"(\\.|[^"\\])*"\s*(,\s*|$|\}))*\}?)?$`)
+	headerName = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}$") // RFC 9110 §5.6.2
+	poolName   = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
+	series     = regexp.MustCompile(`^[a-zA-Z_:][a-zA-Z0-9_:]*(\{\s*([a-zA-Z_][a-zA-Z0-9_]*\s*=\s*"(\\.|[^"\\])*"\s*(,\s*|$|\}))*\}?)?$`)
 )
 
 func (d *decoder) pools() {
@@ -227,23 +227,14 @@ func (d *decoder) policy(at string, p *Policy) {
 	for _, w := range p.Weights {
 		sum += w
 	}
-	if sum == 0 && !d.badUnder(at+".weights") {
+	if sum == 0 && !d.badBelow[at+".weights"] {
 		d.wrong(at+".weights", "no scorer has a weight above 0, so no endpoint would be better than another", "give one a weight, or write policy: auto")
 	}
 }
 
-func (d *decoder) badUnder(path string) bool {
-	for p := range d.bad {
-		if strings.HasPrefix(p, path) {
-			return true
-		}
-	}
-	return false
-}
-
 func (d *decoder) discovery(at string, p *Pool, urls map[string]string) {
 	s := &p.Discovery
-	if len(s.Static) == 0 && s.File == nil && s.DNS == nil && !d.badUnder(at) {
+	if len(s.Static) == 0 && s.File == nil && s.DNS == nil && !d.badBelow[at] {
 		d.wrong(at, "a pool needs endpoints", `write discovery: {static: ["http://10.0.0.11:8000"]}`)
 	}
 	for k := range s.Static {
@@ -433,7 +424,7 @@ func (d *decoder) custom(at string, c *Custom) {
 			d.wrong(at+"."+f.key, strconv.Quote(clip(f.value))+" is not a series", `write name or name{label="value"}`)
 		}
 	}
-	if none && !d.badUnder(at) {
+	if none && !d.badBelow[at] {
 		d.wrong(at, "maps no series", "write at least one of kv_cache_utilization, kv_capacity_tokens, waiting, running")
 	}
 }
