@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"math"
 	"sync/atomic"
 	"unsafe"
 )
@@ -44,9 +45,6 @@ type Endpoint struct {
 	DecodeSecondsPerToken  Float
 	LearnedKVCapacity      Float // tokens, where the server does not say
 	AdapterLoadSeconds     Float
-
-	// RecoveredAt is when the endpoint last came back from an ejection; slow start counts from it.
-	RecoveredAt AtomicInstant
 }
 
 // An AtomicInstant is an [Instant] that goroutines may read and write together.
@@ -73,7 +71,7 @@ type counters struct {
 	intakeTokens  atomic.Int64 // uncached prompt tokens ever booked: the clock by which cached prefixes age
 	ejectedUntil  AtomicInstant
 	busyUntil     AtomicInstant
-	_             atomic.Int64
+	learned       atomic.Uint64 // two float32: slowness, KV capacity
 }
 
 const cacheLine = 64
@@ -110,8 +108,18 @@ func (e *Endpoint) IntakeTokens() int64 { return e.live.intakeTokens.Load() }
 // EjectedUntil is the instant until which passive health checking keeps requests away; zero when it doesn't.
 func (e *Endpoint) EjectedUntil() Instant { return e.live.ejectedUntil.Load() }
 
-// SetEjectedUntil ejects e until t, or re-admits it when t is zero.
+// SetEjectedUntil ejects e until t, or re-admits it when t is zero. An instant that has passed is when e came back: slow
+// start counts from it, so Readmit is SetEjectedUntil(now).
 func (e *Endpoint) SetEjectedUntil(t Instant) { e.live.ejectedUntil.Store(t) }
+
+// Readmit ends an ejection at now.
+func (e *Endpoint) Readmit(now Instant) { e.live.ejectedUntil.Store(now) }
+
+// SetLearned publishes two learned numbers where decisions read them without leaving the endpoint's cache line: how many
+// times slower e prefills than its pool's usual endpoint, and its KV capacity in tokens. 0 is unknown.
+func (e *Endpoint) SetLearned(slowness, kvCapacityTokens float32) {
+	e.live.learned.Store(uint64(math.Float32bits(slowness)) | uint64(math.Float32bits(kvCapacityTokens))<<32)
+}
 
 // BusyUntil is the instant until which e asked to be left alone (429 or 503 with Retry-After); zero when it didn't.
 func (e *Endpoint) BusyUntil() Instant { return e.live.busyUntil.Load() }

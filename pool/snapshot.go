@@ -2,6 +2,7 @@ package pool
 
 import (
 	"iter"
+	"math"
 	"unsafe"
 )
 
@@ -18,7 +19,7 @@ type Row struct {
 	KVCapacity int32   // tokens of KV cache; 0 is unknown
 	Weight     float32 // of the endpoint's Spec, never 0
 	State      State
-	_          uint16
+	Slot       uint16 // of Endpoint
 }
 
 // The next line does not compile unless a Row fills one cache line exactly.
@@ -45,6 +46,15 @@ func (r *Row) EjectedUntil() Instant { return r.live.ejectedUntil.Load() }
 // BusyUntil is [Endpoint.BusyUntil] without the detour.
 func (r *Row) BusyUntil() Instant { return r.live.busyUntil.Load() }
 
+// Learned returns what [Endpoint.SetLearned] published last.
+func (r *Row) Learned() (slowness, kvCapacityTokens float32) {
+	l := r.live.learned.Load()
+	return math.Float32frombits(uint32(l)), math.Float32frombits(uint32(l >> 32))
+}
+
+// IntakeTokens is [Endpoint.IntakeTokens] without the detour.
+func (r *Row) IntakeTokens() int64 { return r.live.intakeTokens.Load() }
+
 // Fresh reports whether the row's load was read no longer than maxAge nanoseconds before now. A row that was never
 // scraped is not fresh.
 func (r *Row) Fresh(now, maxAge Instant) bool { return r.ScrapedAt != 0 && now-r.ScrapedAt <= maxAge }
@@ -58,6 +68,7 @@ type Target struct {
 	Base        string  // the base model of an adapter as its server names it; Name itself otherwise
 	Rows        []int32 // rows that serve it, ascending
 	MaxModelLen int64   // largest context length among them, in tokens; 0 is unknown
+	MinModelLen int64   // smallest that one of them says; 0 is unknown
 }
 
 // A PoolRange is the rows of one pool: Rows[First:End].
@@ -74,6 +85,7 @@ type Snapshot struct {
 	Pools   []PoolRange
 
 	byName map[string]*Target
+	bySlot []int32 // row of Endpoint.Slot, or -1
 }
 
 // Target returns what name stands for, or nil. It does not allocate.
@@ -81,6 +93,14 @@ func (s *Snapshot) Target(name []byte) *Target { return s.byName[string(name)] }
 
 // TargetString is Target for a string.
 func (s *Snapshot) TargetString(name string) *Target { return s.byName[name] }
+
+// RowOf returns the number of the row whose endpoint has the given slot, or -1.
+func (s *Snapshot) RowOf(slot uint16) int32 {
+	if int(slot) >= len(s.bySlot) {
+		return -1
+	}
+	return s.bySlot[slot]
+}
 
 // Targets yields every name that is served, in no particular order.
 func (s *Snapshot) Targets() iter.Seq[*Target] {

@@ -135,7 +135,7 @@ func (t *Table) SetEndpoints(pool string, specs []Spec, now Instant) (added, rem
 				e.removedAt = 0
 			} else {
 				ep := t.newEndpoint(s, addresses[id])
-				e = &entry{endpoint: ep, row: Row{Endpoint: ep, Load: unknownLoad, live: ep.live}}
+				e = &entry{endpoint: ep, row: Row{Endpoint: ep, Load: unknownLoad, live: ep.live, Slot: ep.Slot}}
 			}
 			t.entries[id] = e
 			added = append(added, e.endpoint)
@@ -215,6 +215,7 @@ func (c *counters) reset() {
 	c.intakeTokens.Store(0)
 	c.ejectedUntil.Store(0)
 	c.busyUntil.Store(0)
+	c.learned.Store(0)
 	// version goes on: a stale reader must not book the slot's next owner.
 }
 
@@ -388,7 +389,7 @@ func (t *Table) publish(now Instant, reindex bool) {
 		s.Version = prev.Version + 1
 	}
 	if !reindex {
-		s.Pools, s.byName = prev.Pools, prev.byName
+		s.Pools, s.byName, s.bySlot = prev.Pools, prev.byName, prev.bySlot
 		s.Rows = make([]Row, len(prev.Rows))
 		for i := range prev.Rows {
 			s.Rows[i] = t.entries[prev.Rows[i].Endpoint.identity()].row
@@ -419,6 +420,13 @@ func (t *Table) index(s *Snapshot) {
 			s.Rows = append(s.Rows, en.row)
 		}
 		s.Pools[i] = PoolRange{p.Name, first, int32(len(s.Rows))}
+	}
+	s.bySlot = make([]int32, len(t.slots))
+	for i := range s.bySlot {
+		s.bySlot[i] = -1
+	}
+	for i := range s.Rows {
+		s.bySlot[s.Rows[i].Slot] = int32(i)
 	}
 	// Base models of every pool before adapters of any, so that an adapter cannot take the name of another pool's model.
 	for i, p := range t.pools {
@@ -479,6 +487,9 @@ func (t *Table) addTarget(s *Snapshot, pool int32, m Model, row int32) {
 		return
 	}
 	tg.MaxModelLen = max(tg.MaxModelLen, m.MaxModelLen)
+	if m.MaxModelLen > 0 && (tg.MinModelLen == 0 || m.MaxModelLen < tg.MinModelLen) {
+		tg.MinModelLen = m.MaxModelLen
+	}
 	if row < 0 {
 		return
 	}

@@ -1,0 +1,291 @@
+package scoring
+
+import (
+	"math"
+	"slices"
+
+	"kvgate/pool"
+)
+
+const autoFormula = "argmin pending + (1+w)·new + 0.05·kv + 4·overflow + adapter, in prefill tokens × slowness"
+
+// CostWeights are the weights of the policy `auto`. A zero field means its default; everything is flat around the
+// defaults, so there is nothing to tune per workload (docs/routing.md).
+type CostWeights struct {
+	OwnWork  float32 // w: how much a request's own prefill counts beside its wait, since it also delays others (2)
+	KV       float32 // per KV token in use: decode batches slow down slowly (0.05)
+	Overflow float32 // per token of need beyond Guard: preemption recomputes (4)
+	Guard    float32 // share of the KV cache that is left to be filled, 0..1 (0.95)
+
+	StaleTokens     float32 // handicap of an endpoint whose load is unknown or stale (16384)
+	SlowStartTokens float32 // handicap of an endpoint that just came back, falling to 0 over SlowStart (16384)
+
+	// What nobody holds yet goes to its first choice under rendezvous hashing among endpoints whose cost is within
+	// MarginTokens + MarginShare · new of the best (64, 0.125), so that gateways which share nothing agree.
+	MarginTokens, MarginShare float32
+}
+
+func (w CostWeights) withDefaults() CostWeights {
+	return CostWeights{
+		OwnWork:         orDefault(w.OwnWork, 2),
+		KV:              orDefault(w.KV, 0.05),
+		Overflow:        orDefault(w.Overflow, 4),
+		Guard:           orDefault(w.Guard, 0.95),
+		StaleTokens:     orDefault(w.StaleTokens, 16384),
+		SlowStartTokens: orDefault(w.SlowStartTokens, 16384),
+		MarginTokens:    orDefault(w.MarginTokens, 64),
+		MarginShare:     orDefault(w.MarginShare, 0.125),
+	}
+}
+
+// tierCost separates the tiers: no cost comes near it, and float32 still tells costs apart beside it.
+var tierCost = [...]float32{tierGood: 0, tierBusy: 1 << 26, tierEjected: 1 << 27, tierOut: math.MaxFloat32}
+
+// Terms are the parts of an endpoint's cost under `auto`, in prefill tokens.
+type Terms struct {
+	Pending   float32 `json:"pending"`    // uncached prompt tokens ahead that have not reached their first token
+	New       float32 `json:"new"`        // this request's tokens that are not in the prefix cache, times 1+w
+	KV        float32 `json:"kv"`         // KV tokens in use, lightly
+	Overflow  float32 `json:"overflow"`   // need beyond the guard
+	Adapter   float32 `json:"adapter"`    // loading the adapter, and taking a slot for it
+	Stale     float32 `json:"stale"`      // handicap: load unknown or too old
+	SlowStart float32 `json:"slow_start"` // handicap: came back from an ejection
+	Slowness  float32 `json:"slowness"`   // factor on the sum: how much slower this endpoint prefills than its peers
+}
+
+// Sum is the cost.
+func (t *Terms) Sum() float32 {
+	return (t.Pending+t.New+t.KV+t.Overflow)*t.Slowness + t.Adapter + t.Stale + t.SlowStart
+}
+
+// price are the numbers that one decision's costs have in common.
+type price struct {
+	w          CostWeights
+	own        float32 // 1 + w
+	prompt     float32
+	need       float32
+	waiting    float32 // tokens that a foreign waiting request stands for
+	now        pool.Instant
+	staleAfter pool.Instant
+	slowStart  pool.Instant
+}
+
+// terms are the parts of r's cost without its prefix cache and adapters. It touches the row and its counters: two cache
+// lines.
+func (x *price) terms(r *pool.Row) (t Terms) {
+	b := r.Booked()
+	slowness, learnedKV := r.Learned()
+	used, capacity := float32(b.KVTokens), float32(r.KVCapacity)
+	t.Pending = float32(b.PendingTokens)
+	t.Slowness = 1
+	if r.Fresh(x.now, x.staleAfter) {
+		t.Pending += float32(r.Foreign.Waiting) * x.waiting
+		used += float32(r.Foreign.KVTokens)
+		if capacity == 0 && r.Load.Known.Has(pool.KnowsKVCacheUtilization) {
+			// Slow path: fullness is known and size is not.
+			used = max(used, float32(r.Load.KVCacheUtilization)*learnedOr(learnedKV))
+		}
+	} else {
+		t.Stale = x.w.StaleTokens
+	}
+	if capacity == 0 {
+		capacity = learnedOr(learnedKV)
+	}
+	t.New = x.own * x.prompt
+	t.KV = x.w.KV * used
+	if over := used + x.need - x.w.Guard*capacity; over > 0 {
+		t.Overflow = x.w.Overflow * over
+	}
+	if slowness != 0 {
+		t.Slowness = slowness
+	}
+	if r.Weight != 1 {
+		t.Slowness /= r.Weight
+	}
+	if back := r.EjectedUntil(); back != 0 && back <= x.now && x.now-back < x.slowStart {
+		t.SlowStart = x.w.SlowStartTokens * float32(x.slowStart-(x.now-back)) / float32(x.slowStart)
+	}
+	return t
+}
+
+// priorKVCapacity is believed of an endpoint that tells neither its KV size nor enough to learn it: an 8B model on a GPU
+// with 40 GB. Too small a number only makes full endpoints look full early, all alike.
+const priorKVCapacity = 200_000
+
+func learnedOr(learned float32) float32 {
+	if learned > 0 {
+		return learned
+	}
+	return priorKVCapacity
+}
+
+// kvUse is the KV tokens in use on r and its capacity, given what is booked.
+func kvUse(r *pool.Row, booked int64, fresh bool) (used, capacity float64, known bool) {
+	_, learned := r.Learned()
+	used, capacity = float64(booked), float64(r.KVCapacity)
+	if capacity == 0 {
+		capacity = float64(learnedOr(learned))
+	}
+	if !fresh || !r.Load.Known.Has(pool.KnowsKVCacheUtilization) {
+		return used, capacity, false
+	}
+	if r.KVCapacity == 0 {
+		return max(used, r.Load.KVCacheUtilization*capacity), capacity, true
+	}
+	return used + float64(r.Foreign.KVTokens), capacity, true
+}
+
+// auto chooses the row with the least cost.
+func (p *Policy) auto(sc *scratch, rec *recorder) (d Decision, version uint64, err error) {
+	c := &sc.candidates
+	rows := c.target.Rows
+	if cap(sc.cost) < len(rows) {
+		n := len(rows) + len(rows)/4
+		sc.cost, sc.versions = make([]float32, n), make([]uint64, n)
+	}
+	cost, versions := sc.cost[:len(rows)], sc.versions[:len(rows)]
+	x := price{
+		w:          p.cost,
+		own:        1 + p.cost.OwnWork,
+		prompt:     float32(c.prompt),
+		need:       float32(c.need),
+		waiting:    float32(p.learn.meanNewTokens()),
+		now:        c.now,
+		staleAfter: p.staleAfter,
+		slowStart:  p.slowStart,
+	}
+
+	for i, ri := range rows {
+		r := &c.snapshot.Rows[ri]
+		t, f := c.judge(r)
+		if rec != nil {
+			rec.judged(c, ri, t, f)
+		}
+		if t == tierOut {
+			cost[i] = math.MaxFloat32
+			continue
+		}
+		versions[i] = r.Version() // before the counters are read
+		terms := x.terms(r)
+		if rec != nil {
+			rec.terms(ri, &terms)
+		}
+		cost[i] = terms.Sum() + tierCost[t]
+	}
+
+	longest := 0 // blocks of the prompt that somebody holds
+	for _, m := range c.matched {
+		i, ok := slices.BinarySearch(rows, m.row)
+		if !ok || cost[i] == math.MaxFloat32 {
+			continue
+		}
+		longest = max(longest, m.blocks)
+		r := &c.snapshot.Rows[m.row]
+		saved := x.own * float32(m.tokens)
+		if s, _ := r.Learned(); s != 0 {
+			saved *= s
+		}
+		if r.Weight != 1 {
+			saved /= r.Weight
+		}
+		cost[i] -= saved
+		if rec != nil {
+			rec.cached(m)
+		}
+	}
+
+	margin := x.w.MarginTokens + x.w.MarginShare*x.prompt
+	var key uint64 // what rendezvous hashing hashes: the first thing that nobody holds
+	if len(c.req.Prefix) > longest {
+		key = c.req.Prefix[longest]
+	}
+	cold := false
+	if a := c.req.adapter(); a != 0 {
+		var somebody bool
+		somebody = p.adapterPrices(sc, &x, cost, margin, rec)
+		if cold = !somebody; cold {
+			key = a
+		}
+	}
+
+	best := float32(math.MaxFloat32)
+	for _, v := range cost {
+		best = min(best, v)
+	}
+	if best == math.MaxFloat32 {
+		return d, 0, c.nothing()
+	}
+	pick := -1
+	if key != 0 {
+		highest := uint64(0)
+		for i, v := range cost {
+			if v <= best+margin {
+				if h := pool.Rendezvous(c.snapshot.Rows[rows[i]].Endpoint.IDHash, key); pick < 0 || h > highest {
+					pick, highest = i, h
+				}
+			}
+		}
+	} else {
+		pick = p.uniformMin(cost, best)
+	}
+
+	c.tier = tierGood
+	switch {
+	case best >= tierCost[tierEjected]/2+tierCost[tierBusy]/2:
+		c.tier = tierEjected
+	case best >= tierCost[tierBusy]/2:
+		c.tier = tierBusy
+	}
+	ri := rows[pick]
+	cached := int32(0)
+	for _, m := range c.matched {
+		if m.row == ri {
+			cached = m.tokens
+		}
+	}
+	d = p.decide(c, int(ri), cached)
+	d.Cost = cost[pick]
+	d.Cold = cold
+	if i := runnerUp(cost, pick); i >= 0 {
+		d.RunnerUp, d.RunnerUpCost = c.snapshot.Rows[rows[i]].Endpoint, cost[i]
+	}
+	if rec != nil {
+		rec.costs(c, cost)
+	}
+	return d, versions[pick], nil
+}
+
+// uniformMin returns a position of best in cost, each as likely as the others.
+func (p *Policy) uniformMin(cost []float32, best float32) int {
+	ties, first := uint64(0), -1
+	for i, v := range cost {
+		if v == best {
+			if ties++; first < 0 {
+				first = i
+			}
+		}
+	}
+	if ties == 1 {
+		return first
+	}
+	n := p.rand(ties)
+	for i := first; ; i++ {
+		if cost[i] == best {
+			if n == 0 {
+				return i
+			}
+			n--
+		}
+	}
+}
+
+// runnerUp returns the position with the least cost besides pick, or -1.
+func runnerUp(cost []float32, pick int) int {
+	second := -1
+	for i, v := range cost {
+		if i != pick && v < math.MaxFloat32 && (second < 0 || v < cost[second]) {
+			second = i
+		}
+	}
+	return second
+}

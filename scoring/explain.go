@@ -1,0 +1,249 @@
+package scoring
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"kvgate/pool"
+)
+
+// An Explanation is a decision with everything that it rested on.
+type Explanation struct {
+	Policy          string  `json:"policy"`
+	SnapshotVersion uint64  `json:"snapshot_version"`
+	Model           string  `json:"model"`
+	PromptTokens    int32   `json:"prompt_tokens"`
+	OutputTokens    int32   `json:"output_tokens"`
+	Chosen          string  `json:"chosen,omitempty"` // ID of the endpoint
+	RunnerUp        string  `json:"runner_up,omitempty"`
+	AheadBy         float64 `json:"ahead_by"` // of the runner-up: in tokens under auto, in score with weights
+	Panic           bool    `json:"panic,omitempty"`
+	Error           string  `json:"error,omitempty"`
+
+	Endpoints []EndpointExplanation `json:"endpoints"`
+}
+
+// An EndpointExplanation is what a decision thought of one endpoint.
+type EndpointExplanation struct {
+	ID       string  `json:"id"`
+	Chosen   bool    `json:"chosen,omitempty"`
+	Filtered string  `json:"filtered,omitempty"` // the filter that keeps it out
+	Busy     bool    `json:"busy,omitempty"`
+	Fresh    bool    `json:"fresh"`
+	Age      float64 `json:"scrape_age_seconds"` // negative if never scraped
+
+	CachedTokens           int32   `json:"cached_tokens"`
+	PrefillTokensPerSecond float64 `json:"prefill_tokens_per_second"`
+
+	Terms       *Terms         `json:"terms_tokens,omitempty"`  // under auto
+	TermSeconds *Terms         `json:"terms_seconds,omitempty"` // the same over the endpoint's prefill rate
+	Cost        float32        `json:"cost_tokens,omitempty"`
+	Scores      []ScoreExplain `json:"scores,omitempty"` // with weights
+	Total       float64        `json:"total,omitempty"`
+	Requests    int64          `json:"booked_requests"`
+}
+
+// A ScoreExplain is one scorer's part.
+type ScoreExplain struct {
+	Scorer string  `json:"scorer"`
+	Score  float64 `json:"score"` // 0..1
+	Weight float64 `json:"weight"`
+}
+
+// recorder collects an Explanation while run decides.
+type recorder struct {
+	p    *Policy
+	e    Explanation
+	rows map[int32]int // row to index of e.Endpoints
+	own  float32
+}
+
+// Explain decides like [Policy.Choose], by the same code, and tells why. It books nothing and remembers nothing.
+func (p *Policy) Explain(req *Request, s *pool.Snapshot, now pool.Instant) Explanation {
+	sc := p.scratch.Get().(*scratch)
+	defer p.release(sc)
+	rec := &recorder{p: p, rows: make(map[int32]int), own: 1 + p.cost.OwnWork}
+	sc.candidates.rec = rec
+	d, _, err := p.run(req, s, now, sc, rec)
+	e := &rec.e
+	e.Policy, e.SnapshotVersion, e.Model = p.name, s.Version, req.Target.Name
+	e.PromptTokens, e.OutputTokens = sc.candidates.prompt, sc.candidates.output
+	if err != nil {
+		e.Error = err.Error()
+		return *e
+	}
+	e.Panic = d.Panic
+	e.Chosen = d.Endpoint.ID
+	if d.RunnerUp != nil {
+		e.RunnerUp = d.RunnerUp.ID
+		e.AheadBy = float64(d.RunnerUpCost - d.Cost)
+	}
+	for i := range e.Endpoints {
+		ep := &e.Endpoints[i]
+		ep.Chosen = ep.ID == e.Chosen
+		if t := ep.Terms; t != nil {
+			s := float32(ep.PrefillTokensPerSecond)
+			ep.TermSeconds = &Terms{t.Pending / s, t.New / s, t.KV / s, t.Overflow / s, t.Adapter / s, t.Stale / s, t.SlowStart / s, t.Slowness}
+		}
+	}
+	return *e
+}
+
+func (rec *recorder) judged(c *Candidates, row int32, t tier, f Filter) {
+	r := &c.snapshot.Rows[row]
+	age := -1.0
+	if r.ScrapedAt != 0 {
+		age = max(0, c.now.Sub(r.ScrapedAt).Seconds())
+	}
+	rec.rows[row] = len(rec.e.Endpoints)
+	rec.e.Endpoints = append(rec.e.Endpoints, EndpointExplanation{
+		ID:                     r.Endpoint.ID,
+		Filtered:               f.String(),
+		Busy:                   t == tierBusy,
+		Fresh:                  r.Fresh(c.now, c.p.staleAfter),
+		Age:                    age,
+		PrefillTokensPerSecond: c.p.learn.prefillRate(r.Endpoint),
+		Requests:               r.Booked().Requests,
+	})
+}
+
+func (rec *recorder) at(row int32) *EndpointExplanation { return &rec.e.Endpoints[rec.rows[row]] }
+
+func (rec *recorder) terms(row int32, t *Terms) {
+	v := *t
+	rec.at(row).Terms = &v
+}
+
+func (rec *recorder) cached(m match) {
+	e := rec.at(m.row)
+	e.CachedTokens = m.tokens
+	e.Terms.New -= rec.own * float32(m.tokens)
+}
+
+func (rec *recorder) adapter(row int32, tokens float32) { rec.at(row).Terms.Adapter = tokens }
+
+func (rec *recorder) costs(c *Candidates, cost []float32) {
+	for i, ri := range c.target.Rows {
+		if v := cost[i]; v < math.MaxFloat32 {
+			rec.at(ri).Cost = v
+		}
+	}
+}
+
+func (rec *recorder) scores(c *Candidates, s *weighted, out []float64) {
+	for i, v := range out {
+		e := rec.at(c.index[i])
+		e.CachedTokens = c.cached[i]
+		e.Scores = append(e.Scores, ScoreExplain{s.name, v, s.weight})
+	}
+}
+
+func (rec *recorder) totals(c *Candidates, total []float64) {
+	for i, v := range total {
+		rec.at(c.index[i]).Total = v
+	}
+}
+
+// picked finds the runner-up of a weighted policy.
+func (rec *recorder) picked(c *Candidates, pick int) {
+	second := -1
+	for i := range c.totals[:min(len(c.totals), c.Len())] {
+		if i != pick && len(rec.p.scorers) > 0 && (second < 0 || c.totals[i] > c.totals[second]) {
+			second = i
+		}
+	}
+	if second >= 0 {
+		rec.e.RunnerUp = c.Row(second).Endpoint.ID
+		rec.e.AheadBy = c.totals[pick] - c.totals[second]
+	}
+}
+
+// String returns the explanation as a table, chosen endpoint first and best cost next.
+func (e Explanation) String() string {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "policy %s, snapshot %d, model %s, prompt %d tokens, output %d expected\n", e.Policy, e.SnapshotVersion, e.Model, e.PromptTokens, e.OutputTokens)
+	if e.Error != "" {
+		fmt.Fprintf(&b, "no decision: %s\n", e.Error)
+	}
+	if e.Panic {
+		b.WriteString("every endpoint is ejected: all are tried\n")
+	}
+	rows := slices.Clone(e.Endpoints)
+	slices.SortStableFunc(rows, func(a, b EndpointExplanation) int {
+		switch {
+		case a.Chosen != b.Chosen:
+			return boolOrder(a.Chosen)
+		case (a.Filtered == "") != (b.Filtered == ""):
+			return boolOrder(a.Filtered == "")
+		case a.Cost != b.Cost:
+			return boolOrder(a.Cost < b.Cost)
+		case a.Total != b.Total:
+			return boolOrder(a.Total > b.Total)
+		}
+		return strings.Compare(a.ID, b.ID)
+	})
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	for i, r := range rows {
+		if i == 0 {
+			fmt.Fprint(w, "endpoint\tload\tbooked\tcached")
+			switch {
+			case r.Terms != nil:
+				fmt.Fprint(w, "\tpending\tnew\tkv\toverflow\tadapter\tstale\tslow start\tslowness\tcost\tseconds")
+			case len(r.Scores) > 0:
+				for _, s := range r.Scores {
+					fmt.Fprintf(w, "\t%s ×%g", s.Scorer, s.Weight)
+				}
+				fmt.Fprint(w, "\ttotal")
+			}
+			fmt.Fprintln(w, "\t")
+		}
+		age := "unknown"
+		if r.Age >= 0 {
+			age = time.Duration(r.Age * float64(time.Second)).Round(time.Millisecond).String()
+			if !r.Fresh {
+				age += " (stale)"
+			}
+		}
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d", r.ID, age, r.Requests, r.CachedTokens)
+		if t := r.Terms; t != nil {
+			fmt.Fprintf(w, "\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.2f\t%.0f\t%.3f", t.Pending, t.New, t.KV, t.Overflow, t.Adapter, t.Stale, t.SlowStart, t.Slowness,
+				t.Sum(), float64(t.Sum())/r.PrefillTokensPerSecond)
+		}
+		for _, s := range r.Scores {
+			fmt.Fprintf(w, "\t%.2f", s.Score)
+		}
+		if len(r.Scores) > 0 {
+			fmt.Fprintf(w, "\t%.2f", r.Total)
+		}
+		switch {
+		case r.Filtered != "":
+			fmt.Fprintf(w, "\tfiltered: %s", r.Filtered)
+		case r.Chosen:
+			fmt.Fprint(w, "\t<- chosen")
+		case r.Busy:
+			fmt.Fprint(w, "\tbusy")
+		}
+		fmt.Fprintln(w)
+	}
+	w.Flush()
+	if e.RunnerUp != "" {
+		unit := "tokens"
+		if e.Policy == weightedName {
+			unit = "of score"
+		}
+		fmt.Fprintf(&b, "runner-up: %s, behind by %.4g %s\n", e.RunnerUp, e.AheadBy, unit)
+	}
+	return b.String()
+}
+
+func boolOrder(first bool) int {
+	if first {
+		return -1
+	}
+	return 1
+}
