@@ -89,6 +89,8 @@ type Request struct {
 	// Adapter is 0 for the base model, else the adapter's number. Numbers are
 	// small and dense.
 	Adapter int32
+	// Tag is the caller's own.
+	Tag any
 
 	// Filled in by the engine.
 	State        State
@@ -116,7 +118,7 @@ type Request struct {
 func (r *Request) Reset() {
 	*r = Request{
 		ID: r.ID, PromptTokens: r.PromptTokens, OutputTokens: r.OutputTokens,
-		Blocks: r.Blocks, Adapter: r.Adapter, blocks: r.blocks[:0],
+		Blocks: r.Blocks, Adapter: r.Adapter, Tag: r.Tag, blocks: r.blocks[:0],
 	}
 }
 
