@@ -742,13 +742,16 @@ func (e *Engine) reapMarked(now time.Duration) {
 	if running {
 		e.dropEnded(now)
 	}
-	w := e.head
+	w, seen := e.head, len(e.waiting)-e.arrived
 	for i := e.head; i < len(e.waiting); i++ {
 		r := e.waiting[i]
 		if !r.aborting {
 			e.waiting[w] = r
 			w++
 			continue
+		}
+		if i >= seen {
+			e.arrived--
 		}
 		e.addPending(r, -1)
 		r.State = StateAborted
