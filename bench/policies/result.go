@@ -1,0 +1,140 @@
+package policies
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"kvgate/internal/modelsim"
+)
+
+// A Result is what the clients of one run saw, without the warm-up.
+type Result struct {
+	Policy, Workload string
+	Requests         int
+	Rate             float64 // requests per second offered
+	Attainment       float64 // share within the SLO, 0..1
+	Stopped          bool    // the run ended early: attainment is an upper bound and latencies are not complete
+
+	TTFTMean, TTFTP50, TTFTP90, TTFTP99 time.Duration
+	TPOTP99, E2EP99                     time.Duration
+	HitRatio                            float64 // prompt tokens found in prefix caches, 0..1
+	Preemptions                         uint64
+	AdapterHostLoads, AdapterDiskLoads  uint64
+	Shares                              []float64 // requests per replica, 0..1
+}
+
+func (s *sim) result() *Result {
+	r := &Result{
+		Workload: s.fleet.Workload.Name,
+		Requests: s.counted,
+		Rate:     s.options.Rate,
+		Stopped:  s.stop,
+		Shares:   make([]float64, len(s.fleet.Engines)),
+	}
+	if r.Rate == 0 {
+		r.Rate = s.fleet.Workload.Rate()
+	}
+	var ttft, tpot, e2e []time.Duration
+	var sum time.Duration
+	for i := s.warm; i < len(s.calls); i++ {
+		c := &s.calls[i]
+		if c.engine.State != modelsim.StateFinished {
+			continue
+		}
+		ttft = append(ttft, c.ttft())
+		tpot = append(tpot, c.tpot())
+		e2e = append(e2e, c.engine.FinishedAt-c.engine.SubmittedAt)
+		sum += c.ttft()
+		r.Shares[c.Replica]++
+	}
+	r.Attainment = 1 - float64(s.failed)/float64(max(1, s.counted))
+	if n := len(ttft); n > 0 {
+		r.TTFTMean = sum / time.Duration(n)
+		for i := range r.Shares {
+			r.Shares[i] /= float64(n)
+		}
+	}
+	r.TTFTP50, r.TTFTP90, r.TTFTP99 = quantile(ttft, .5), quantile(ttft, .9), quantile(ttft, .99)
+	r.TPOTP99, r.E2EP99 = quantile(tpot, .99), quantile(e2e, .99)
+	var hits, queries uint64
+	for _, e := range s.fleet.Engines {
+		st := e.Stats()
+		hits += st.PrefixHitTokens
+		queries += st.PrefixQueryTokens
+		r.Preemptions += st.Preemptions
+		r.AdapterHostLoads += st.AdapterHostLoads
+		r.AdapterDiskLoads += st.AdapterDiskLoads
+	}
+	if queries > 0 {
+		r.HitRatio = float64(hits) / float64(queries)
+	}
+	return r
+}
+
+// quantile sorts d and returns its q-quantile by nearest rank; 0 of nothing.
+func quantile(d []time.Duration, q float64) time.Duration {
+	if len(d) == 0 {
+		return 0
+	}
+	slices.Sort(d)
+	return d[min(len(d)-1, int(q*float64(len(d))))]
+}
+
+// Capacity is the highest rate, in requests per second, at which attainment is at least want, found by bisection to 1 %
+// of the rate. hint is a first guess; 0 starts from the recorded rate. Attainment is taken to fall with the rate.
+func Capacity(w *Workload, p Policy, o Options, want, hint float64) (float64, error) {
+	ok := func(rate float64) (bool, error) {
+		o := o
+		o.Rate, o.StopBelow = rate, want
+		r, err := Run(w, p, o)
+		if err != nil {
+			return false, err
+		}
+		return !r.Stopped && r.Attainment >= want, nil
+	}
+	rate := hint
+	if rate == 0 {
+		rate = w.Rate()
+	}
+	good, err := ok(rate)
+	if err != nil {
+		return 0, err
+	}
+	// Bracket by steps that grow, since a hint is usually near.
+	lo, hi, step := rate, rate, 1.15
+	for tries := 0; good; tries++ {
+		lo, hi = hi, hi*step
+		if good, err = ok(hi); err != nil {
+			return 0, err
+		}
+		if step = min(step*1.2, 2); tries > 60 {
+			return 0, fmt.Errorf("policy %s: %s is met at every rate up to %.0f/s", p.Name, w.Name, hi)
+		}
+	}
+	for tries := 0; lo == hi; tries++ {
+		lo /= step
+		if good, err = ok(lo); err != nil {
+			return 0, err
+		}
+		if !good {
+			hi = lo
+		}
+		if step = min(step*1.2, 2); tries > 60 {
+			return 0, fmt.Errorf("policy %s does not reach %.0f %% on %s at any rate", p.Name, 100*want, w.Name)
+		}
+	}
+	for hi/lo > 1.01 {
+		mid := (lo + hi) / 2
+		good, err := ok(mid)
+		if err != nil {
+			return 0, err
+		}
+		if good {
+			lo = mid
+		} else {
+			hi = mid
+		}
+	}
+	return lo, nil
+}

@@ -1,0 +1,354 @@
+package policies
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"kvgate/internal/modelsim"
+)
+
+// A Router sends each request to a replica and hears what a streaming proxy hears of it.
+type Router interface {
+	// Route returns the replica for q.
+	Route(q *Call, now time.Duration) int
+	// FirstToken and Done are called for requests that this router sent.
+	FirstToken(q *Call, now time.Duration)
+	Done(q *Call, now time.Duration)
+	// Scrape is called with what replica's metrics page says, at the pace of Options.ScrapeEvery.
+	Scrape(replica int, l Page, now time.Duration)
+}
+
+// A Page is what a scrape of a simulated engine shows.
+type Page struct {
+	Running, Waiting   int
+	KVCacheUtilization float64
+	KVTokens           int
+	AdaptersRunning    []int32
+	AdaptersInFlight   []int32 // running or waiting
+	MaxLoras           int
+	Stats              modelsim.Stats
+	Restarted          bool
+}
+
+// A Call is a request under way.
+type Call struct {
+	*Request
+	Index   int
+	Replica int
+	Gateway int
+	Foreign bool // sent by someone else, whom the policy under test doesn't see
+	engine  modelsim.Request
+	state   any // the router's own
+}
+
+// Fleet is what the routers of a run stand in front of.
+type Fleet struct {
+	Engines  []*modelsim.Engine
+	Workload *Workload
+	Rand     *rand.Rand
+	Options  Options
+}
+
+// Options describe a run.
+type Options struct {
+	Profiles    []string // one per replica; one name is repeated for Replicas
+	Replicas    int      // default 8
+	Gateways    int      // default 1; requests go to one at random
+	Rate        float64  // requests per second; 0 keeps the recorded one
+	ScrapeEvery time.Duration
+	Seed        uint64
+	WarmUp      float64 // share of requests at the start that don't count; default 0.1
+	// ForeignShare is the part of requests that least-requests routing elsewhere sends, unseen by the policy under test.
+	ForeignShare float64
+	// NotStreamed hides first tokens from the routers.
+	NotStreamed bool
+	// EstimateError scales every token estimate that the product's router sees by a factor drawn from 1±EstimateError.
+	EstimateError float64
+	// MaxBatchTokens overrides the profile's.
+	MaxBatchTokens int
+	// Restart, when positive, restarts replica 0 (empty caches) at this share of the run.
+	Restart float64
+	// StopBelow ends the run as soon as SLO attainment can no longer reach it. 0 runs to the end.
+	StopBelow float64
+}
+
+func (o Options) withDefaults() Options {
+	if o.Replicas == 0 {
+		o.Replicas = 8
+	}
+	if len(o.Profiles) == 0 {
+		o.Profiles = []string{modelsim.DefaultProfile}
+	}
+	if o.Gateways == 0 {
+		o.Gateways = 1
+	}
+	if o.ScrapeEvery == 0 {
+		o.ScrapeEvery = 50 * time.Millisecond
+	}
+	if o.WarmUp == 0 {
+		o.WarmUp = 0.1
+	}
+	return o
+}
+
+// A Policy makes routers: one per gateway.
+type Policy struct {
+	Name, Doc string
+	New       func(f *Fleet) (Router, error)
+	// shared policies have perfect or common knowledge: one router serves all gateways.
+	shared bool
+}
+
+// Run replays w under p and returns what its clients saw.
+func Run(w *Workload, p Policy, o Options) (*Result, error) {
+	o = o.withDefaults()
+	rnd := rand.New(rand.NewPCG(o.Seed, 0x73696d))
+	f := &Fleet{Workload: w, Rand: rnd, Options: o}
+	s := &sim{fleet: f, options: o, calls: make([]Call, len(w.Requests))}
+	for i := range o.Replicas {
+		prof, err := modelsim.ProfileByName(o.Profiles[i%len(o.Profiles)])
+		if err != nil {
+			return nil, err
+		}
+		e, err := modelsim.NewEngine(modelsim.EngineOptions{
+			Profile:           prof,
+			MaxBatchTokens:    o.MaxBatchTokens,
+			PromptBlockTokens: w.BlockTokens,
+			MaxLoras:          w.MaxLoras,
+			MaxCPULoras:       w.MaxCPULoras,
+			AdapterHostLoad:   adapterHostLoad,
+			AdapterDiskLoad:   adapterDiskLoad,
+			Hooks: modelsim.Hooks{
+				FirstToken: func(r *modelsim.Request, at time.Duration) { s.firstToken(&s.calls[r.ID], at) },
+				Finished:   func(r *modelsim.Request, at time.Duration) { s.finished(&s.calls[r.ID], at) },
+			},
+		})
+		if err != nil {
+			return nil, err
+		}
+		f.Engines = append(f.Engines, e)
+	}
+	for range o.Gateways {
+		if p.shared && len(s.routers) > 0 {
+			s.routers = append(s.routers, s.routers[0])
+			continue
+		}
+		r, err := p.New(f)
+		if err != nil {
+			return nil, fmt.Errorf("policy %s: %w", p.Name, err)
+		}
+		s.routers = append(s.routers, r)
+	}
+	return s.run()
+}
+
+type sim struct {
+	fleet    *Fleet
+	options  Options
+	routers  []Router
+	calls    []Call
+	foreign  []int // in flight of others, by replica
+	next     []time.Duration
+	slo      []time.Duration // TTFT bound of each request
+	counted  int             // requests that count
+	failed   int             // of them, beyond the SLO
+	finish   int
+	warm     int
+	stop     bool
+	maxFails int
+}
+
+// SLO: time to first token below max(2 s, 3 times the request's own unloaded, uncached prefill), and time per output
+// token below 100 ms.
+const (
+	sloTTFT     = 2 * time.Second
+	sloPrefills = 3
+	sloTPOT     = 100 * time.Millisecond
+
+	adapterHostLoad = 30 * time.Millisecond
+	adapterDiskLoad = 500 * time.Millisecond
+
+	simEpoch      = time.Second // virtual time starts here: a zero instant means "never"
+	maxVirtualRun = 1000 * time.Hour
+)
+
+func (s *sim) run() (*Result, error) {
+	w, o, rnd := s.fleet.Workload, s.options, s.fleet.Rand
+	n := len(s.fleet.Engines)
+	s.foreign = make([]int, n)
+	s.next = make([]time.Duration, n)
+	s.slo = make([]time.Duration, len(w.Requests))
+	s.warm = int(o.WarmUp * float64(len(w.Requests)))
+	s.counted = len(w.Requests) - s.warm
+	s.maxFails = int((1 - o.StopBelow) * float64(s.counted))
+	scale := 1.0
+	if o.Rate > 0 {
+		scale = w.Rate() / o.Rate
+	}
+	// Each gateway scrapes each replica at its own phase.
+	scrapes := make([]time.Duration, o.Gateways*n)
+	for i := range scrapes {
+		scrapes[i] = simEpoch + time.Duration(rnd.Int64N(int64(o.ScrapeEvery)))
+	}
+	restartAt := int(o.Restart * float64(len(w.Requests)))
+	arrive := func(i int) time.Duration {
+		return simEpoch + time.Duration(float64(w.Requests[i].At)*scale)
+	}
+	for i := range n {
+		s.next[i] = math.MaxInt64
+	}
+	for i := 0; s.finish < len(w.Requests) && !s.stop; {
+		at, replica := slices.Min(s.next), -1
+		for j, t := range s.next {
+			if t == at {
+				replica = j
+			}
+		}
+		kind := 0
+		if i < len(w.Requests) {
+			if t := arrive(i); t <= at {
+				at, kind = t, 1
+			}
+		} else if at == math.MaxInt64 {
+			return nil, fmt.Errorf("workload %s: %d of %d requests never end", w.Name, len(w.Requests)-s.finish, len(w.Requests))
+		}
+		scrape := slices.Min(scrapes)
+		if scrape < at {
+			at, kind = scrape, 2
+		}
+		if at > maxVirtualRun {
+			return nil, fmt.Errorf("workload %s: no end in sight at %v", w.Name, at)
+		}
+		switch kind {
+		case 0:
+			s.advance(replica, at)
+		case 2:
+			k := slices.Index(scrapes, scrape)
+			s.advance(k%n, at)
+			s.scrape(k/n, k%n, at)
+			scrapes[k] += o.ScrapeEvery
+		case 1:
+			// A step that ends now ends before the arrival, so that the router hears of it.
+			for j := range s.next {
+				if s.next[j] <= at {
+					s.advance(j, at)
+				}
+			}
+			if i == restartAt && i > 0 {
+				s.fleet.Engines[0].ResetPrefixCache()
+			}
+			if err := s.submit(i, at); err != nil {
+				return nil, err
+			}
+			i++
+		}
+	}
+	return s.result(), nil
+}
+
+func (s *sim) advance(replica int, to time.Duration) {
+	e := s.fleet.Engines[replica]
+	e.Advance(to)
+	s.schedule(replica)
+}
+
+func (s *sim) schedule(replica int) {
+	if t, ok := s.fleet.Engines[replica].NextEvent(); ok {
+		s.next[replica] = t
+	} else {
+		s.next[replica] = math.MaxInt64
+	}
+}
+
+func (s *sim) submit(i int, now time.Duration) error {
+	q := &s.fleet.Workload.Requests[i]
+	c := &s.calls[i]
+	*c = Call{Request: q, Index: i}
+	c.engine = modelsim.Request{ID: uint64(i), PromptTokens: q.In, OutputTokens: q.Out, Blocks: q.Blocks, Adapter: q.Adapter}
+	e := s.fleet.Engines[0]
+	s.slo[i] = max(sloTTFT, sloPrefills*e.PrefillTime(q.In, 0, q.Adapter > 0))
+	if s.options.ForeignShare > 0 && s.fleet.Rand.Float64() < s.options.ForeignShare {
+		c.Foreign = true
+		c.Replica = argmin(len(s.foreign), s.fleet.Rand, func(r int) float64 { return float64(s.foreign[r]) })
+		s.foreign[c.Replica]++
+	} else {
+		c.Gateway = s.fleet.Rand.IntN(len(s.routers))
+		c.Replica = s.routers[c.Gateway].Route(c, now)
+	}
+	if c.Replica < 0 || c.Replica >= len(s.fleet.Engines) {
+		return fmt.Errorf("request %d was sent to replica %d of %d", i, c.Replica, len(s.fleet.Engines))
+	}
+	if err := s.fleet.Engines[c.Replica].Submit(&c.engine, now); err != nil {
+		return fmt.Errorf("request %d of %d tokens: %w", i, q.In, err)
+	}
+	s.schedule(c.Replica)
+	return nil
+}
+
+func (s *sim) firstToken(c *Call, at time.Duration) {
+	if !c.Foreign && !s.options.NotStreamed {
+		s.routers[c.Gateway].FirstToken(c, at)
+	}
+}
+
+func (s *sim) finished(c *Call, at time.Duration) {
+	s.finish++
+	if c.Foreign {
+		s.foreign[c.Replica]--
+	} else {
+		s.routers[c.Gateway].Done(c, at)
+	}
+	if c.Index >= s.warm && !s.met(c) {
+		s.failed++
+		s.stop = s.stop || s.options.StopBelow > 0 && s.failed > s.maxFails
+	}
+}
+
+func (s *sim) met(c *Call) bool {
+	return c.ttft() < s.slo[c.Index] && c.tpot() < sloTPOT
+}
+
+func (c *Call) ttft() time.Duration { return c.engine.FirstTokenAt - c.engine.SubmittedAt }
+
+func (c *Call) tpot() time.Duration {
+	if c.Out < 2 {
+		return 0
+	}
+	return (c.engine.FinishedAt - c.engine.FirstTokenAt) / time.Duration(c.Out-1)
+}
+
+func (s *sim) scrape(gateway, replica int, now time.Duration) {
+	e := s.fleet.Engines[replica]
+	st := e.Stats()
+	p := Page{
+		Running:            st.Running,
+		Waiting:            st.Waiting,
+		KVCacheUtilization: st.KVUtilization(),
+		KVTokens:           e.KVTokens(),
+		MaxLoras:           s.fleet.Workload.MaxLoras,
+		Stats:              st,
+	}
+	if p.MaxLoras > 0 {
+		p.AdaptersRunning, p.AdaptersInFlight = e.AppendAdapters(nil, nil)
+	}
+	s.routers[gateway].Scrape(replica, p, now)
+}
+
+// argmin returns an index below n with the least cost, ties at random.
+func argmin(n int, rnd *rand.Rand, cost func(int) float64) int {
+	best, at, ties := math.Inf(1), 0, 0
+	for i := range n {
+		switch c := cost(i); {
+		case c < best:
+			best, at, ties = c, i, 1
+		case c == best:
+			if ties++; rnd.IntN(ties) == 0 {
+				at = i
+			}
+		}
+	}
+	return at
+}
