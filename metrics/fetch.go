@@ -1,0 +1,310 @@
+package metrics
+
+import (
+	"compress/gzip"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// A Fault is the kind of reason why a scrape failed: a closed list, fit for a metric label.
+type Fault string
+
+// The faults.
+const (
+	FaultNone         Fault = ""
+	FaultRefused      Fault = "refused"      // nothing listens there, or the name doesn't resolve
+	FaultTimeout      Fault = "timeout"      // no whole page in time
+	FaultTLS          Fault = "tls"          // no agreement on TLS, or one side doesn't speak it
+	FaultReset        Fault = "reset"        // the connection ended before the page
+	FaultUnauthorized Fault = "unauthorized" // 401 or 403
+	FaultNotFound     Fault = "not_found"    // 404, 405, 410 or 501: no such page
+	FaultStatus       Fault = "status"       // another status than 200
+	FaultRedirect     Fault = "redirect"
+	FaultTooLarge     Fault = "too_large"
+	FaultEncoding     Fault = "encoding"     // compressed in a way that wasn't asked for and isn't understood
+	FaultHTML         Fault = "html"         // a page for people
+	FaultJSON         Fault = "json"         // not the Prometheus format
+	FaultEmpty        Fault = "empty"        // a page without a single series
+	FaultUnrecognized Fault = "unrecognized" // a page without any family of the dialect
+)
+
+// reachable reports whether the server answered, so that only its page is at fault.
+func (f Fault) reachable() bool {
+	switch f {
+	case FaultNone, FaultRefused, FaultTimeout, FaultTLS, FaultReset, FaultStatus:
+		return false
+	}
+	return true
+}
+
+// An Error is a scrape that failed.
+type Error struct {
+	Fault Fault
+	URL   string
+	What  string // what was seen and what was wanted
+	Fix   string // what to do about it; "" if there is nothing to say
+	Err   error  // underlying error, if any
+
+	json []byte // the page, if it is JSON
+	body string // the beginning of the answer to a failed request
+}
+
+func (e *Error) Error() string {
+	s := "scrape " + e.URL + ": " + e.What
+	if e.Fix != "" {
+		s += "; " + e.Fix
+	}
+	return s
+}
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// faultOf returns the fault of err, which may be nil.
+func faultOf(err error) Fault {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Fault
+	}
+	return FaultNone
+}
+
+// Bounds on what is taken from a server besides its page.
+const (
+	maxHeaderBytes    = 64 << 10
+	maxErrorBodyBytes = 8 << 10 // read from answers that aren't pages, so that the connection can be used again
+)
+
+func newTransport(tlsConfig *tls.Config) *http.Transport {
+	return &http.Transport{
+		Proxy:                  nil, // not the environment's: endpoints are addressed directly
+		DialContext:            (&net.Dialer{KeepAlive: 15 * time.Second}).DialContext,
+		TLSClientConfig:        tlsConfig,
+		DisableCompression:     true,
+		MaxIdleConnsPerHost:    1,
+		IdleConnTimeout:        4 * time.Second, // uvicorn closes idle connections after 5
+		MaxResponseHeaderBytes: maxHeaderBytes,
+		ReadBufferSize:         16 << 10,
+	}
+}
+
+// A client asks one server for things.
+type client struct {
+	http    *http.Client
+	apiKey  string
+	timeout time.Duration
+	limit   int64 // bytes of a page, decompressed
+	gunzip  *gzip.Reader
+}
+
+func newClient(t *http.Transport, apiKey string, timeout time.Duration, limit int64) *client {
+	return &client{
+		http: &http.Client{
+			Transport:     t,
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+		apiKey:  apiKey,
+		timeout: timeout,
+		limit:   limit,
+	}
+}
+
+// get asks for url and gives a body of status 200 to read, within the time limit. What read returns becomes an [Error].
+func (c *client) get(ctx context.Context, url, accept string, read func(h http.Header, body io.Reader, framed bool) error) error {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return &Error{Fault: FaultRefused, URL: url, What: err.Error(), Err: err}
+	}
+	req.Header.Set("Accept", accept)
+	req.Header.Set("User-Agent", "kvgate")
+	if c.apiKey != "" {
+		req.Header.Set("Authorization", "Bearer "+c.apiKey)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return c.describe(url, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return statusError(url, resp)
+	}
+	body, err := c.decoded(resp)
+	if err == nil {
+		err = read(resp.Header, body, resp.ContentLength >= 0 || len(resp.TransferEncoding) > 0)
+	}
+	if err != nil {
+		return c.describe(url, err)
+	}
+	return nil
+}
+
+// decoded returns the body of resp without the compression that nobody asked for.
+func (c *client) decoded(resp *http.Response) (io.Reader, error) {
+	var body io.Reader = resp.Body
+	encoding := strings.ToLower(resp.Header.Get("Content-Encoding"))
+	if encoding == "" || encoding == "identity" {
+		// Some have it compressed without a word.
+		var magic [2]byte
+		n, err := io.ReadFull(body, magic[:])
+		switch {
+		case err == io.EOF || err == io.ErrUnexpectedEOF && n == 1:
+			return strings.NewReader(string(magic[:n])), nil
+		case err != nil:
+			return nil, err
+		}
+		body = &prefixed{string(magic[:]), body}
+		if magic != [2]byte{0x1f, 0x8b} {
+			return body, nil
+		}
+		encoding = "gzip"
+	}
+	if encoding != "gzip" && encoding != "x-gzip" {
+		return nil, encodingError(encoding)
+	}
+	// Compressed bytes are under the limit too: nothing stops a stream from expanding to nothing.
+	body = &limited{body, c.limit}
+	var err error
+	if c.gunzip == nil {
+		c.gunzip, err = gzip.NewReader(body)
+	} else {
+		err = c.gunzip.Reset(body)
+	}
+	if err != nil {
+		c.gunzip = nil
+		return nil, err
+	}
+	return c.gunzip, nil
+}
+
+type encodingError string
+
+func (e encodingError) Error() string { return "content encoding " + string(e) }
+
+// prefixed reads head and then from r, with head in one Read.
+type prefixed struct {
+	head string
+	r    io.Reader
+}
+
+func (p *prefixed) Read(b []byte) (int, error) {
+	if n := copy(b, p.head); n > 0 {
+		p.head = p.head[n:]
+		if n < len(b) {
+			m, err := p.r.Read(b[n:])
+			return n + m, err
+		}
+		return n, nil
+	}
+	return p.r.Read(b)
+}
+
+type limited struct {
+	r    io.Reader
+	left int64
+}
+
+func (l *limited) Read(b []byte) (int, error) {
+	if l.left <= 0 {
+		return 0, errTooLarge
+	}
+	n, err := l.r.Read(b[:min(int64(len(b)), l.left)])
+	l.left -= int64(n)
+	return n, err
+}
+
+func statusError(url string, resp *http.Response) error {
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBodyBytes))
+	e := &Error{Fault: FaultStatus, URL: url, What: fmt.Sprintf("status %d; want 200", resp.StatusCode), body: string(body)}
+	switch code := resp.StatusCode; {
+	case code >= 300 && code < 400:
+		e.Fault = FaultRedirect
+		to := resp.Header.Get("Location")
+		e.What = fmt.Sprintf("status %d, a redirect to %q, which is not followed", code, to)
+		e.Fix = "set metrics_url to where the page is"
+	case code == http.StatusUnauthorized || code == http.StatusForbidden:
+		e.Fault = FaultUnauthorized
+		e.Fix = "set the pool's api_key to one that the server takes"
+	case code == http.StatusNotFound || code == http.StatusMethodNotAllowed || code == http.StatusGone || code == http.StatusNotImplemented:
+		e.Fault = FaultNotFound
+	}
+	return e
+}
+
+// describe turns what went wrong on the way into an Error.
+func (c *client) describe(url string, err error) error {
+	e := &Error{URL: url, Err: err}
+	var js errJSON
+	var netErr net.Error
+	var dns *net.DNSError
+	var encoding encodingError
+	var record tls.RecordHeaderError
+	var verify *tls.CertificateVerificationError
+	var authority x509.UnknownAuthorityError
+	switch {
+	case errors.Is(err, context.Canceled):
+		return err
+	case errors.Is(err, errTooLarge):
+		e.Fault, e.What = FaultTooLarge, fmt.Sprintf("more than %d bytes", c.limit)
+		e.Fix = "raise max_page_bytes if that is the page's true size"
+	case errors.As(err, &js):
+		e.Fault, e.What, e.json = FaultJSON, "JSON; want the Prometheus text format", js.body
+	case errors.Is(err, errHTML):
+		e.Fault, e.What = FaultHTML, "HTML; want the Prometheus text format"
+		e.Fix = "set metrics_url to the server's metrics page"
+	case errors.As(err, &encoding):
+		e.Fault, e.What = FaultEncoding, fmt.Sprintf("%v; want none", encoding)
+		e.Fix = "turn compression off between kvgate and the server"
+	case errors.Is(err, gzip.ErrHeader), errors.Is(err, gzip.ErrChecksum):
+		e.Fault, e.What = FaultEncoding, "broken gzip, which wasn't asked for"
+	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &netErr) && netErr.Timeout():
+		e.Fault, e.What = FaultTimeout, fmt.Sprintf("no whole answer within %v", c.timeout)
+	case errors.As(err, &record), errors.As(err, &verify), errors.As(err, &authority):
+		e.Fault, e.What = FaultTLS, cause(err)
+		e.Fix = "check the endpoint's scheme and the pool's tls settings"
+	case strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"):
+		e.Fault, e.What, e.Fix = FaultTLS, "the server doesn't speak TLS", "write http:// instead of https://"
+	case errors.As(err, &dns):
+		e.Fault, e.What = FaultRefused, cause(err)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		e.Fault, e.What = FaultRefused, "connection refused: nothing listens there"
+	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
+		e.Fault, e.What = FaultRefused, cause(err)
+	default:
+		e.Fault, e.What = FaultReset, "the connection ended before the answer: "+cause(err)
+	}
+	return e
+}
+
+// cause is the text of err without the URL that *url.Error puts before it.
+func cause(err error) string {
+	if u := errors.Unwrap(err); u != nil {
+		if _, ok := err.(interface{ Timeout() bool }); ok { // *url.Error, *net.OpError
+			return u.Error()
+		}
+	}
+	return err.Error()
+}
+
+// acceptPage asks for the text format. OpenMetrics isn't named, since servers that have both would send it.
+const acceptPage = "text/plain;version=0.0.4;q=1,*/*;q=0.1"
+
+// page reads the page at url into p.
+func (c *client) page(ctx context.Context, url string, p *page) (h http.Header, err error) {
+	err = c.get(ctx, url, acceptPage, func(header http.Header, body io.Reader, framed bool) error {
+		h = header
+		return p.read(body, c.limit, framed)
+	})
+	if err == nil && p.lines == 0 {
+		err = &Error{Fault: FaultEmpty, URL: url, What: "an empty page"}
+	}
+	return h, err
+}

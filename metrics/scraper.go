@@ -1,0 +1,301 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"strconv"
+	"time"
+
+	"kvgate/pool"
+)
+
+// A State is what scraping makes of an endpoint: a closed list.
+type State string
+
+// The states.
+const (
+	StateUnknown    State = "unknown"    // not scraped yet
+	StateUp         State = "up"         // its page is read and understood
+	StateAsleep     State = "asleep"     // it says that its weights are offloaded, or its page must not be touched because of that
+	StateUnmeasured State = "unmeasured" // it answers, but no page of it is understood: it is known by our own requests alone
+	StateDown       State = "down"       // it doesn't answer, or not in time
+)
+
+// A Scrape is the outcome of one scrape, for counting.
+type Scrape struct {
+	Fault     Fault // FaultNone if it went well
+	Took      time.Duration
+	PageBytes int64 // decompressed
+	Skipped   int   // series that were dropped: not understood, NaN, infinite or negative
+	Anomalies int   // numbers out of their range
+}
+
+// A scraper reads one endpoint in the background. Everything in it belongs to its goroutine.
+type scraper struct {
+	opts     *Options
+	table    *pool.Table
+	endpoint *pool.Endpoint
+	spec     specKey
+	locator  locator
+	cancel   context.CancelFunc
+
+	source    *source // nil until located
+	state     State
+	failures  int // scrapes in a row
+	interval  time.Duration
+	adapters  []string // of the page read last
+	loraOff   bool     // the page says that the server takes no adapters
+	models    []pool.Model
+	modelsAt  pool.Instant // when they were last published; 0 for never
+	epoch     uint32       // of the endpoint when they were
+	modelsErr error
+	pageDue   pool.Instant
+	modelsDue pool.Instant
+	jitters   uint64
+}
+
+// specKey is what a scraper must be started anew for.
+type specKey struct{ metricsURL, dialect string }
+
+func keyOf(e *pool.Endpoint) specKey { return specKey{e.Spec().MetricsURL, e.Spec().Dialect} }
+
+func newScraper(t *pool.Table, e *pool.Endpoint, o *Options, c *client, taken func(string) bool) *scraper {
+	s := &scraper{
+		opts: o, table: t, endpoint: e, spec: keyOf(e), state: StateUnknown, interval: o.Interval,
+		locator: locator{client: c, base: e.URL, metricsURL: e.Spec().MetricsURL, taken: taken},
+		jitters: e.IDHash,
+	}
+	switch name := e.Spec().Dialect; name {
+	case "", Auto:
+	case Custom:
+		s.locator.dialect = o.Pools[e.Pool].custom
+	default:
+		s.locator.dialect = Lookup(name)
+	}
+	return s
+}
+
+// run scrapes until ctx ends.
+func (s *scraper) run(ctx context.Context) {
+	// A start together must not become scrapes together.
+	timer := time.NewTimer(s.jitter(min(s.opts.Interval/10, 50*time.Millisecond), 1))
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		timer.Reset(s.step(ctx))
+	}
+}
+
+// jitter spreads d evenly over (1-share)·d to d, by the endpoint's ID and how often it was called.
+func (s *scraper) jitter(d time.Duration, share float64) time.Duration {
+	s.jitters = pool.Rendezvous(s.endpoint.IDHash, s.jitters+1)
+	return d - time.Duration(share*float64(d)*float64(s.jitters>>11)/(1<<53))
+}
+
+// jitterShare is how much shorter than its length an interval may be.
+const jitterShare = 0.2
+
+// step does what is due and returns how long until the next thing is.
+func (s *scraper) step(ctx context.Context) time.Duration {
+	if ctx.Err() != nil {
+		return 0
+	}
+	if s.opts.Now() >= s.pageDue {
+		wait := s.scrape(ctx)
+		s.pageDue = s.opts.Now().Add(s.jitter(wait, jitterShare))
+	}
+	if now := s.opts.Now(); now >= s.modelsDue && ctx.Err() == nil {
+		wait := s.readModels(ctx)
+		s.modelsDue = s.opts.Now().Add(s.jitter(wait, jitterShare))
+	}
+	return max(time.Millisecond, min(s.pageDue, s.modelsDue).Sub(s.opts.Now()))
+}
+
+// scrape reads the page, tells the table, and returns when to do so again.
+func (s *scraper) scrape(ctx context.Context) time.Duration {
+	before, start := s.endpoint.Booked(), s.opts.Now()
+	var err error
+	if s.source == nil {
+		s.source, err = s.locator.locate(ctx)
+	} else if s.source.page != nil {
+		err = s.locator.read(ctx, s.source)
+	}
+	if ctx.Err() != nil {
+		return 0
+	}
+	now := s.opts.Now()
+	o := pool.Observation{Before: before, At: now, Took: now.Sub(start), Err: err}
+	report := Scrape{Fault: faultOf(err), Took: o.Took}
+	switch {
+	case err == nil && s.source.page == nil: // a dialect without a page: the list of models tells whether it's there
+		if s.modelsErr == nil || faultOf(s.modelsErr).reachable() {
+			s.enter(StateUnmeasured, nil)
+		} else {
+			s.enter(StateDown, s.modelsErr)
+			s.source = nil // what comes up may be another server
+		}
+		return s.opts.MaxInterval
+	case err == nil:
+		raw := s.source.read(s.opts.Wall())
+		o.Load = raw.Load()
+		report.PageBytes, report.Skipped, report.Anomalies = s.source.page.bytes, s.source.page.skipped, raw.Anomalies
+	case untouched(err):
+		// It is there, and that is all we may know.
+		o.Load = (&Raw{Dialect: s.source.dialect.Name}).Load()
+	}
+	if s.opts.OnScrape != nil {
+		s.opts.OnScrape(s.endpoint, report)
+	}
+	restarted := s.table.Observe(s.endpoint, o)
+	if o.Load == nil {
+		return s.failed(err)
+	}
+	s.failures = 0
+	switch {
+	case o.Load.Sleeping, errors.Is(err, errAsleep):
+		s.enter(StateAsleep, err)
+	case errors.Is(err, errRouter):
+		s.enter(StateUnmeasured, err)
+	default:
+		s.enter(StateUp, nil)
+	}
+	s.loraOff = o.Load.Known.Has(pool.KnowsMaxAdapters) && o.Load.MaxAdapters == 0
+	if restarted || !equalStrings(s.adapters, o.Load.Adapters) {
+		s.modelsDue = 0
+	}
+	s.adapters = o.Load.Adapters
+	return s.pace(o)
+}
+
+// read evaluates the page that was read last.
+func (src *source) read(wall time.Time) *Raw {
+	raw := src.dialect.raw(src.page, float64(wall.UnixMilli())/1000)
+	if !raw.StartTime.Known { // llama.cpp says it beside the page
+		if v, err := strconv.ParseFloat(src.header.Get("Process-Start-Time-Unix"), 64); err == nil && v > 0 {
+			raw.StartTime = known(v)
+		}
+	}
+	return raw
+}
+
+func equalStrings(a, b []string) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i] != b[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// Numbers that decide how often a page is worth reading.
+const (
+	shortHeadroom   = 0.8 // KV utilization from which free space may run out before the next scrape
+	calmGrowth      = 1.5 // how fast the interval grows while bookings explain what is seen
+	renderAllowance = 20  // a page that takes t to come isn't asked for more often than each 20·t: servers render it on the loop that streams
+	relocateAfter   = 3   // faults of the page in a row before it is looked for again
+)
+
+// pace chooses the interval: short where others send load too or space is short, growing where our bookings explain
+// what the page says.
+func (s *scraper) pace(o pool.Observation) time.Duration {
+	l := o.Load
+	n, ok := l.Requests()
+	foreign := ok && int64(n) > max(o.Before.Requests, s.endpoint.Booked().Requests)
+	switch {
+	case foreign || l.Waiting > 0 || l.KVCacheUtilizationMax > shortHeadroom:
+		s.interval = s.opts.MinInterval
+	default:
+		s.interval = time.Duration(min(float64(s.opts.MaxInterval), calmGrowth*float64(s.interval)))
+	}
+	wait := max(s.interval, min(renderAllowance*o.Took, s.opts.MaxInterval))
+	if a := &s.source.dialect.Adapters; !s.loraOff && (a.Info != nil || a.Named != nil) {
+		// An adapter that comes or goes on the page must be known within 2 s.
+		wait = min(wait, max(s.opts.ModelsInterval, s.opts.MinInterval))
+	}
+	return wait
+}
+
+// failed notes a failure and returns when to try again: soon at first, then less and less often.
+func (s *scraper) failed(err error) time.Duration {
+	s.failures++
+	s.interval = s.opts.Interval
+	fault := faultOf(err)
+	state := StateDown
+	if fault.reachable() {
+		state = StateUnmeasured
+		if s.failures >= relocateAfter {
+			s.source = nil
+		}
+	}
+	// One slow or broken answer of a server that was up is no change of state.
+	if s.state != StateUp || s.failures > 1 || fault == FaultRefused {
+		s.enter(state, err)
+	}
+	wait := s.opts.Interval
+	for i := 1; i < s.failures && wait < s.opts.MaxBackoff; i++ {
+		wait *= 2
+	}
+	return min(wait, s.opts.MaxBackoff)
+}
+
+func (s *scraper) enter(to State, err error) {
+	from := s.state
+	if from == to {
+		return
+	}
+	s.state = to
+	if s.opts.OnState != nil {
+		s.opts.OnState(s.endpoint, from, to, err)
+	}
+}
+
+// modelsWithoutList is how often a server that has no list of models is asked whether it has one now.
+const modelsWithoutList = 30 * time.Second
+
+// readModels reads the list of models, tells the table if it changed, and returns when to do so again.
+func (s *scraper) readModels(ctx context.Context) time.Duration {
+	url := s.endpoint.URL + "/v1/models"
+	if s.source != nil && s.source.dialect.Props {
+		url = s.endpoint.URL + "/models" // the same list, which doesn't wake the server
+	}
+	models, err := s.locator.models(ctx, url)
+	if ctx.Err() != nil {
+		return 0
+	}
+	s.modelsErr = err
+	if err != nil {
+		if f := faultOf(err); f.reachable() {
+			return modelsWithoutList
+		}
+		return s.opts.ModelsInterval
+	}
+	if s.modelsAt == 0 || s.epoch != s.endpoint.Epoch() || !sameModels(s.models, models) {
+		now := s.opts.Now()
+		s.epoch, s.models, s.modelsAt = s.endpoint.Epoch(), models, now
+		s.table.SetServed(s.endpoint, &pool.Served{Models: models, At: now})
+	}
+	if s.loraOff {
+		return max(s.opts.ModelsInterval, s.opts.SlowModelsInterval)
+	}
+	return s.opts.ModelsInterval
+}
+
+// hostPort is the address in a URL, with its port.
+func hostPort(raw string) string {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return ""
+	}
+	if u.Port() == "" {
+		return u.Host + map[string]string{"http": ":80", "https": ":443"}[u.Scheme]
+	}
+	return u.Host
+}
