@@ -1,0 +1,191 @@
+package policies
+
+import (
+	"fmt"
+	"time"
+
+	"kvgate/pool"
+	"kvgate/scoring"
+)
+
+// Product makes a policy of kvgate's own code: a real table, fed by scrapes, and a real scoring policy that books on it. name
+// is what tables show; make describes the policy, once per gateway.
+func Product(name, doc string, make func() scoring.Config) Policy {
+	return Policy{Name: name, Doc: doc, New: func(f *Fleet) (Router, error) { return newProduct(f, make()) }}
+}
+
+// Auto is the product's default policy.
+var Auto = Product("auto", "kvgate's default: least cost in prefill tokens", func() scoring.Config { return scoring.Config{} })
+
+type product struct {
+	f       *Fleet
+	table   *pool.Table
+	policy  *scoring.Policy
+	ends    []*pool.Endpoint // by replica
+	replica map[*pool.Endpoint]int
+	names   []string // of adapters; 0 is the base model
+	prefix  []uint64
+	due     []dueClear // pending tokens to be cleared by prediction, in order of time
+}
+
+type dueClear struct {
+	at time.Duration
+	b  *pool.Booking
+	of uint64
+}
+
+type productCall struct {
+	booking  pool.Booking
+	decision scoring.Decision
+	sent     time.Duration
+	first    time.Duration
+}
+
+const simModel = "m"
+
+func newProduct(f *Fleet, c scoring.Config) (Router, error) {
+	if c.Rand == nil {
+		c.Rand = f.Rand.Uint64N
+	}
+	if c.StaleAfter == 0 {
+		// As the gateway's default: a load is stale when a few scrapes in a row are missing.
+		c.StaleAfter = max(10*time.Second, 3*f.Options.ScrapeEvery)
+	}
+	pol, err := scoring.New(c)
+	if err != nil {
+		return nil, err
+	}
+	p := &product{f: f, policy: pol, replica: make(map[*pool.Endpoint]int), names: []string{simModel}}
+	p.table = pool.NewTable([]pool.PoolSpec{{Name: "p", Models: []string{simModel}}}, pool.Options{})
+	specs := make([]pool.Spec, len(f.Engines))
+	for i := range specs {
+		specs[i] = pool.Spec{Pool: "p", URL: fmt.Sprintf("http://127.0.0.1:%d", 10000+i)}
+	}
+	now := pool.Instant(simEpoch) - 1
+	added, _, err := p.table.SetEndpoints("p", specs, now)
+	if err != nil {
+		return nil, err
+	}
+	p.ends = added
+	served := &pool.Served{Models: []pool.Model{{ID: simModel, MaxModelLen: 1 << 20}}, At: now}
+	for a := 1; a <= f.Workload.Adapters; a++ {
+		p.names = append(p.names, fmt.Sprintf("adapter-%d", a))
+		served.Models = append(served.Models, pool.Model{ID: p.names[a], Parent: simModel})
+	}
+	for i, e := range p.ends {
+		p.replica[e] = i
+		p.table.SetServed(e, served)
+	}
+	return p, nil
+}
+
+// blockTokens of the prefixes that policies are given: coarser ids of a trace are cut into blocks of the size that the
+// gateway hashes.
+const blockTokens = 64
+
+func (p *product) Route(q *Call, now time.Duration) int {
+	p.clearDue(now)
+	s := p.table.Load()
+	tokens := q.In
+	if e := p.f.Options.EstimateError; e > 0 {
+		tokens = max(1, int(float64(tokens)*(1-e+2*e*p.f.Rand.Float64())))
+	}
+	req := &scoring.Request{
+		Target:       s.TargetString(p.names[q.Adapter]),
+		PromptTokens: int32(tokens),
+		Stream:       !p.f.Options.NotStreamed,
+	}
+	if p.policy.NeedsPrefix() {
+		req.Prefix, req.BlockTokens = p.hashes(q), blockTokens
+	}
+	c := new(productCall)
+	q.state = c
+	d, err := p.policy.Choose(req, s, pool.Instant(now), &c.booking)
+	if err != nil {
+		return -1
+	}
+	c.decision, c.sent = d, now
+	if p.f.Options.NotStreamed {
+		due := dueClear{now + p.policy.PredictFirstToken(&d), &c.booking, c.booking.Generation()}
+		i := len(p.due)
+		for i > 0 && p.due[i-1].at > due.at {
+			i--
+		}
+		p.due = append(p.due[:i], append([]dueClear{due}, p.due[i:]...)...)
+	}
+	return p.replica[d.Endpoint]
+}
+
+// hashes returns q's prefix in blocks of blockTokens.
+func (p *product) hashes(q *Call) []uint64 {
+	size := p.f.Workload.BlockTokens
+	p.prefix = p.prefix[:0]
+	if size >= blockTokens {
+		for _, id := range q.Blocks {
+			for j := range size / blockTokens {
+				p.prefix = append(p.prefix, mix(id+uint64(j)))
+			}
+		}
+		return p.prefix
+	}
+	per := blockTokens / size
+	for i := per - 1; i < len(q.Blocks); i += per {
+		p.prefix = append(p.prefix, q.Blocks[i]) // ids are chained: the last one of a group stands for all
+	}
+	return p.prefix
+}
+
+func (p *product) clearDue(now time.Duration) {
+	n := 0
+	for n < len(p.due) && p.due[n].at <= now {
+		p.due[n].b.FirstTokenOf(p.due[n].of)
+		n++
+	}
+	p.due = p.due[n:]
+}
+
+func (p *product) FirstToken(q *Call, now time.Duration) {
+	c := q.state.(*productCall)
+	c.first = now
+	c.booking.FirstToken()
+	p.policy.FirstToken(&c.decision, now-c.sent)
+}
+
+func (p *product) Done(q *Call, now time.Duration) {
+	c := q.state.(*productCall)
+	u := scoring.Usage{PromptTokens: int32(q.In), CachedTokens: -1, OutputTokens: int32(q.Out)}
+	if c.first > 0 {
+		u.Duration = now - c.first
+	}
+	p.policy.End(&c.decision, u)
+	c.booking.End()
+	q.state = nil
+}
+
+func (p *product) Scrape(replica int, page Page, now time.Duration) {
+	p.clearDue(now)
+	e := p.ends[replica]
+	l := &pool.Load{
+		Known: pool.KnowsRunning | pool.KnowsWaiting | pool.KnowsKVCacheUtilization | pool.KnowsKVCapacity,
+
+		Running:               int32(page.Running),
+		Waiting:               int32(page.Waiting),
+		KVCacheUtilization:    page.KVCacheUtilization,
+		KVCacheUtilizationMax: page.KVCacheUtilization,
+		KVCapacityTokens:      int64(page.KVTokens),
+		StartTime:             1,
+		PromptTokens:          float64(page.Stats.PromptTokens),
+		GenerationTokens:      float64(page.Stats.GeneratedTokens),
+		PrefixQueryTokens:     float64(page.Stats.PrefixQueryTokens),
+		PrefixHitTokens:       float64(page.Stats.PrefixHitTokens),
+		Preemptions:           float64(page.Stats.Preemptions),
+	}
+	if page.MaxLoras > 0 {
+		l.Known |= pool.KnowsAdapters | pool.KnowsMaxAdapters
+		l.MaxAdapters = int32(page.MaxLoras)
+		for _, a := range page.AdaptersInFlight {
+			l.Adapters = append(l.Adapters, p.names[a])
+		}
+	}
+	p.table.Observe(e, pool.Observation{Load: l, At: pool.Instant(now), Before: e.Booked()})
+}
