@@ -285,6 +285,8 @@ func (r *Request) peek(api API, b []byte) *BodyError {
 			}
 		} else if fd == fModel && wanted&(1<<fd) != 0 {
 			return wrongType(b, "model", value, "a string that names the model")
+		} else if fd == fStreamOptions && wanted&(1<<fd) != 0 {
+			r.streamOptionsNull = Range{value, i}
 		}
 		if i < len(b) && b[i] <= ' ' {
 			i = skipSpace(b, i)

@@ -65,9 +65,10 @@ type Facts struct {
 	Store      bool
 	HasStore   bool // OpenAI's default for store is true, so absence is told apart
 
-	promptFields [MaxPromptRanges]field
-	bodyEnd      int  // index of the object's closing brace
-	multipart    bool // ModelRange is the content of a form field
+	promptFields      [MaxPromptRanges]field
+	bodyEnd           int   // index of the object's closing brace
+	streamOptionsNull Range // the null at stream_options, if it is there
+	multipart         bool  // ModelRange is the content of a form field
 }
 
 // Prompts returns the parts of the prompt, in order; see Facts.Prompt.
