@@ -147,6 +147,7 @@ func (d *decoder) parse(data []byte) *yaml.Node {
 		if len(n.Content) > 0 {
 			n = n.Content[0]
 		}
+		n.Line = min(n.Line, bytes.Count(data, []byte("\n"))+1) // an empty one counts as the line after
 		d.add(n, "", "a second document", "remove what follows \"---\"; one file holds one configuration")
 	}
 	return doc.Content[0]
