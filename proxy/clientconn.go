@@ -255,20 +255,19 @@ func (c *clientConn) check(b []byte) (ok, rest int) {
 				r += 2
 				continue
 			}
-			n := bytes.Index(b[r:], crlfcrlf)
-			if n < 0 {
+			var hi headInfo
+			n, rej := checkHead(b[r:], &c.edge.limits, &hi)
+			switch {
+			case n > c.edge.headBytes:
+				rej = errHeadTooLarge
+			case n == 0 && rej == nil:
 				return w, r
 			}
-			end := r + n + len(crlfcrlf)
-			var hi headInfo
-			if end-r > c.edge.headBytes {
-				c.refuseWith(errHeadTooLarge)
-				continue
-			}
-			if rej := checkHead(b[r:end], &c.edge.limits, &hi); rej != nil {
+			if rej != nil {
 				c.refuseWith(rej)
 				continue
 			}
+			end := r + n
 			if hi.cutTo > 0 {
 				from, to := r+hi.cutFrom, r+hi.cutTo
 				keep(from)

@@ -115,68 +115,89 @@ var byteClass = func() (t [256]uint8) {
 // checkHead is the strict check of one request head, from the first byte of the
 // request line to the empty line, before anything else sees it. It accepts only
 // what every HTTP/1.1 implementation must read in the same way; the rules are
-// those of RFC 9112 with each MAY answered "no". head must end in CR LF CR LF and
-// hold that sequence nowhere else. What is learned goes to hi. It does not
-// allocate and makes one pass.
-func checkHead(head []byte, lim *headLimits, hi *headInfo) *rejection {
+// those of RFC 9112 with each MAY answered "no". b begins with the head; n is the
+// head's length, 0 if b ends before the head does. What is learned goes to hi. It does
+// not allocate and makes one pass.
+func checkHead(b []byte, lim *headLimits, hi *headInfo) (n int, rej *rejection) {
 	*hi = headInfo{contentLength: -1}
-	i, target, rej := checkRequestLine(head, lim, hi)
-	if rej != nil {
-		return rej
+	i, target, rej := checkRequestLine(b, lim, hi)
+	if i == 0 || rej != nil {
+		return 0, rej
 	}
 
 	var host []byte
 	var seen fieldSet
 	fields := 0
-	for head[i] != '\r' {
+	for {
 		nameAt := i
-		for byteClass[head[i]]&isToken != 0 {
+		for i < len(b) && byteClass[b[i]]&isToken != 0 {
 			i++
 		}
-		if head[i] != ':' || i == nameAt {
-			if i == nameAt && (head[i] == ' ' || head[i] == '\t') {
-				return errFold
-			}
-			return errFieldName
+		if i == len(b) {
+			return 0, nil
 		}
-		name := head[nameAt:i]
+		if b[i] != ':' || i == nameAt {
+			switch {
+			case i > nameAt:
+				return 0, errFieldName
+			case b[i] == '\r':
+				if i+1 == len(b) {
+					return 0, nil
+				}
+				if b[i+1] != '\n' {
+					return 0, errLineEnd
+				}
+				return i + 2, checkTogether(lim, hi, seen, host, target)
+			case b[i] == ' ' || b[i] == '\t':
+				return 0, errFold
+			case b[i] == '\n':
+				return 0, errLineEnd
+			}
+			return 0, errFieldName
+		}
+		name := b[nameAt:i]
 		i++
-		for head[i] == ' ' || head[i] == '\t' {
+		for i < len(b) && (b[i] == ' ' || b[i] == '\t') {
 			i++
 		}
 		valueAt := i
-		i = skipValue(head, i)
-		if head[i] != '\r' || head[i+1] != '\n' {
-			return errLineEnd
+		i = skipValue(b, i)
+		if i+1 >= len(b) {
+			if i < len(b) && b[i] != '\r' {
+				return 0, errLineEnd
+			}
+			return 0, nil
+		}
+		if b[i] != '\r' || b[i+1] != '\n' {
+			return 0, errLineEnd
 		}
 		end := i
-		for end > valueAt && (head[end-1] == ' ' || head[end-1] == '\t') {
+		for end > valueAt && (b[end-1] == ' ' || b[end-1] == '\t') {
 			end--
 		}
 		i += 2
 		if fields++; fields > lim.fields {
-			return errTooManyFields
+			return 0, errTooManyFields
 		}
-		// Fast path: most names have a length or a first letter that means nothing here.
 		f, underscore := knownField(name)
 		if f == 0 {
 			continue
 		}
 		if underscore {
-			return errUnderscore
+			return 0, errUnderscore
 		}
-		value := head[valueAt:end]
+		value := b[valueAt:end]
 		if seen&f != 0 {
 			switch f {
 			case fieldHost:
-				return errHostTwice
+				return 0, errHostTwice
 			case fieldContentLength:
-				return errLengthTwice
+				return 0, errLengthTwice
 			case fieldTransferEncoding:
-				return errCodingTwice
+				return 0, errCodingTwice
 			case fieldConnection:
 			default:
-				return errRepeated
+				return 0, errRepeated
 			}
 		}
 		seen |= f
@@ -185,28 +206,28 @@ func checkHead(head []byte, lim *headLimits, hi *headInfo) *rejection {
 			host = value
 		case fieldContentLength:
 			if hi.contentLength = parseLength(value); hi.contentLength < 0 {
-				return errLength
+				return 0, errLength
 			}
 		case fieldTransferEncoding:
 			if !equalFold(value, "chunked") {
-				return errCoding
+				return 0, errCoding
 			}
 			hi.chunked = true
 		case fieldConnection:
 			if rej := checkConnection(value); rej != nil {
-				return rej
+				return 0, rej
 			}
 		case fieldExpect:
 			if !equalFold(value, "100-continue") {
-				return errExpect
+				return 0, errExpect
 			}
 			hi.expect = !hi.http10
 		}
 	}
-	if i+2 != len(head) || head[i+1] != '\n' {
-		return errLineEnd
-	}
+}
 
+// checkTogether checks what only the whole head shows.
+func checkTogether(lim *headLimits, hi *headInfo, seen fieldSet, host, target []byte) *rejection {
 	switch {
 	case hi.chunked && seen&fieldContentLength != 0:
 		return errCodingLength
@@ -225,31 +246,36 @@ func checkHead(head []byte, lim *headLimits, hi *headInfo) *rejection {
 	return nil
 }
 
-// checkRequestLine checks head's first line and returns where the next begins.
-func checkRequestLine(head []byte, lim *headLimits, hi *headInfo) (next int, target []byte, rej *rejection) {
+// checkRequestLine checks the first line of the head b begins with. next is where the
+// second line begins, 0 if b ends before.
+func checkRequestLine(b []byte, lim *headLimits, hi *headInfo) (next int, target []byte, rej *rejection) {
 	i := 0
-	for byteClass[head[i]]&isToken != 0 {
+	for i < len(b) && byteClass[b[i]]&isToken != 0 {
 		i++
 	}
-	if i == 0 || head[i] != ' ' {
+	if i == len(b) {
+		return 0, nil, nil
+	}
+	if i == 0 || b[i] != ' ' {
 		return 0, nil, errMethodToken
 	}
-	if !knownMethod(head[:i]) {
+	if !knownMethod(b[:i]) {
 		return 0, nil, errMethod
 	}
 	i++
 	targetAt := i
-	for byteClass[head[i]]&isTarget != 0 {
+	for i < len(b) && byteClass[b[i]]&isTarget != 0 {
 		i++
 	}
-	target = head[targetAt:i]
-	if head[i] != ' ' {
-		return 0, nil, errTargetBytes
-	}
-	if len(target) > lim.targetBytes {
+	target = b[targetAt:i]
+	switch {
+	case len(target) > lim.targetBytes:
 		return 0, nil, errTargetTooLong
-	}
-	if len(target) == 0 {
+	case i == len(b):
+		return 0, nil, nil
+	case b[i] != ' ':
+		return 0, nil, errTargetBytes
+	case len(target) == 0:
 		return 0, nil, errRequestLine
 	}
 	if target[0] != '/' {
@@ -262,15 +288,15 @@ func checkRequestLine(head []byte, lim *headLimits, hi *headInfo) (next int, tar
 	}
 	i++
 	const version = len("HTTP/1.1\r\n")
-	if len(head)-i < version {
-		return 0, nil, errRequestLine
+	if len(b)-i < version {
+		return 0, nil, nil
 	}
-	switch string(head[i : i+version]) {
+	switch string(b[i : i+version]) {
 	case "HTTP/1.1\r\n":
 	case "HTTP/1.0\r\n":
 		hi.http10 = true
 	default:
-		if string(head[i:i+5]) == "HTTP/" {
+		if string(b[i:i+5]) == "HTTP/" {
 			return 0, nil, errVersion
 		}
 		return 0, nil, errRequestLine
@@ -325,12 +351,21 @@ func knownField(name []byte) (f fieldSet, underscore bool) {
 	default:
 		return 0, false
 	}
+	// Fast path: most names of such a length begin or end with another letter.
+	if name[0]|0x20 != want[0] || name[len(name)-1]|0x20 != want[len(want)-1] {
+		return 0, false
+	}
 	for i, c := range name {
-		if c == '_' && want[i] == '-' {
+		// In a token, setting this bit makes lower case of upper case and changes no
+		// other character into a letter or a hyphen.
+		switch c | 0x20 {
+		case want[i]:
+		case '_' | 0x20:
+			if want[i] != '-' {
+				return 0, false
+			}
 			underscore = true
-			continue
-		}
-		if lower(c) != want[i] {
+		default:
 			return 0, false
 		}
 	}
@@ -359,7 +394,7 @@ func equalFold(b []byte, s string) bool {
 }
 
 // skipValue returns the index at or after i of the first byte that no field value
-// may hold. b ends in CR LF, so there is one. It takes eight bytes at a time; the
+// may hold, len(b) if there is none. It takes eight bytes at a time; the
 // expressions for "a byte below 0x20" and "a byte equal to 0x7f" are those of
 // Anderson's Bit Twiddling Hacks (hasless, hasvalue), exact for the lowest match.
 func skipValue(b []byte, i int) int {
@@ -381,7 +416,7 @@ func skipValue(b []byte, i int) int {
 		}
 		i++
 	}
-	for byteClass[b[i]]&isValue != 0 {
+	for i < len(b) && byteClass[b[i]]&isValue != 0 {
 		i++
 	}
 	return i
