@@ -82,36 +82,39 @@ type Request struct {
 	// OutputTokens is how many tokens it will generate; 0 is a pooling request
 	// that ends when its prompt is computed.
 	OutputTokens int
-	// Blocks identifies the full blocks of the prompt. Ids are prefix-chained:
-	// equal ids mean equal tokens, equal prefix, equal adapter, equal salt. A
-	// last id for a partial block is ignored. Nil shares nothing.
-	Blocks []uint64
-	// Adapter is 0 for the base model, else the adapter's number. Numbers are
-	// small and dense.
-	Adapter int32
-	// Tag is the caller's own.
-	Tag any
 
-	// Filled in by the engine.
-	State        State
-	SubmittedAt  time.Duration
-	AdmittedAt   time.Duration // start of the first step that computed some of it
-	FirstTokenAt time.Duration
-	FinishedAt   time.Duration
-	Generated    int // tokens generated so far
-	CachedTokens int // prompt tokens found in the prefix cache at first admission
-	Preemptions  int
-
+	// What every step touches is kept together: the engine spends its time here.
+	Generated int // filled in by the engine: tokens generated so far
 	computed  int // tokens in the KV cache
 	target    int // tokens to have in the KV cache before the next one can be sampled
 	step      int // new tokens in the current step
 	capacity  int // tokens the held KV blocks have room for
-	blocks    []int32
-	private   int // KV blocks held besides blocks
-	indexed   int // leading prompt blocks already made hittable
 	estimated int // computed, or for a waiting request what the cache held when it was submitted
-	aborting  bool
-	admitted  bool
+	indexed   int // leading prompt blocks already made hittable
+	blocks    []int32
+	// Adapter is 0 for the base model, else the adapter's number. Numbers are
+	// small and dense.
+	Adapter  int32
+	State    State // filled in by the engine
+	aborting bool
+	admitted bool
+
+	// Blocks identifies the full blocks of the prompt. Ids are prefix-chained:
+	// equal ids mean equal tokens, equal prefix, equal adapter, equal salt. A
+	// last id for a partial block is ignored. Nil shares nothing.
+	Blocks []uint64
+	// Tag is the caller's own.
+	Tag any
+
+	// Filled in by the engine.
+	SubmittedAt  time.Duration
+	AdmittedAt   time.Duration // start of the first step that computed some of it
+	FirstTokenAt time.Duration
+	FinishedAt   time.Duration
+	CachedTokens int // prompt tokens found in the prefix cache at first admission
+	Preemptions  int
+
+	private int // KV blocks held besides blocks
 }
 
 // Reset prepares a finished request to be submitted again.

@@ -127,7 +127,10 @@ func (e *Engine) EstimateTTFT(r *Request, now time.Duration) time.Duration {
 
 	step := e.linear[max(1, min(decodes, e.opt.MaxBatchTokens))]*factor + decode
 	if blocked := e.blockedSteps(r, cached); blocked > 0 {
-		ns = max(ns, blocked*step+e.linear[min(max(1, own), e.opt.MaxBatchTokens)]*factor)
+		// Until then the prefill ahead goes on, in longer steps; then comes r's.
+		longer := min(blocked, float64(full))
+		ahead := longer*ns/max(1, float64(full)) + (blocked-longer)*step
+		ns = max(ns, ahead+float64(e.PrefillTime(r.PromptTokens, cached, r.Adapter > 0))+decode*float64(1+own/room))
 	}
 	return e.StepRemaining(now) + time.Duration(ns)
 }

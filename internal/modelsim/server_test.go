@@ -11,6 +11,7 @@ import (
 	"os"
 	"regexp"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -364,12 +365,16 @@ func TestMetricsPage(t *testing.T) {
 	}
 	// Both lists name every adapter in flight; the newest series of an idle
 	// server is empty; the old ones stay.
-	newest, at := "", ""
+	newest, at := "", 0.0
 	n := 0
 	for line := range strings.Lines(page) {
 		if strings.HasPrefix(line, "vllm:lora_requests_info{") {
 			n++
-			if v := strings.TrimSpace(line[strings.LastIndex(line, " ")+1:]); v > at {
+			v, err := strconv.ParseFloat(strings.TrimSpace(line[strings.LastIndex(line, " ")+1:]), 64)
+			if err != nil {
+				t.Error(err)
+			}
+			if v > at {
 				newest, at = line, v
 			}
 		}
