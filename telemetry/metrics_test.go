@@ -109,7 +109,7 @@ func TestDefinitionsAreThePage(t *testing.T) {
 			t.Errorf("%s is defined and not on the page", d.Name)
 		}
 	}
-	for _, l := range strings.Split(strings.TrimSpace(got), "\n") {
+	for l := range strings.SplitSeq(strings.TrimSpace(got), "\n") {
 		name, _, _ := strings.Cut(l, " ")
 		name, _, _ = strings.Cut(name, "{")
 		name = strings.NewReplacer("_bucket", "", "_sum", "", "_count", "").Replace(name)

@@ -1,0 +1,64 @@
+package lint
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"kvgate/telemetry"
+)
+
+var update = flag.Bool("update", false, "rewrite generated documents")
+
+// generated compares a document with what the program says it should be, or writes it with -update.
+func generated(t *testing.T, name, want string) {
+	t.Helper()
+	file := filepath.Join(root, filepath.FromSlash(name))
+	if *update {
+		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	got, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != want {
+		t.Errorf("%s is out of date; run make generate", name)
+	}
+}
+
+func TestMetricsAreDocumented(t *testing.T) {
+	var b strings.Builder
+	b.WriteString(`# Metrics
+
+<!-- Made by make generate from telemetry/names.go. -->
+
+kvgate exports these on the admin listener under ` + "`/metrics`" + `, beside Go's own ` + "`go_*` and `process_*`" + `. Times are in
+seconds, sizes in bytes, shares are ratios from 0 to 1. A value that is not known has no series. Labels are bounded: names
+that are configured or served always appear, names that clients make up fold into ` + "`" + telemetry.OtherModel + "`" + ` beyond a thousand, and
+the series of an endpoint go when it has left the table. Where OpenTelemetry's GenAI conventions have a metric that says the
+same, it is named, and the buckets are the advised ones.
+
+| name | type | labels | meaning | OpenTelemetry |
+|---|---|---|---|---|
+`)
+	for _, d := range telemetry.Definitions() {
+		var labels []string
+		for _, l := range d.Labels {
+			labels = append(labels, "`"+l+"`")
+		}
+		otel := ""
+		if d.OTel != "" {
+			otel = "`" + d.OTel + "`"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", d.Name, d.Kind, strings.Join(labels, " "), strings.ReplaceAll(d.Help, "|", `\|`), otel)
+	}
+	b.WriteString("\n# The access log\n\nOne JSON object per request at level info, with `msg` `request`. A field whose value is unknown is left out.\n\n`" +
+		strings.Join(append([]string{"level", "ts", "msg"}, telemetry.AccessFields...), "` `") + "`\n")
+	generated(t, "docs/metrics.md", b.String())
+}
