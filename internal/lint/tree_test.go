@@ -53,7 +53,7 @@ func machineLeaks(t *testing.T) (out []string) {
 
 func leakProblems(name string, data []byte, machine []string) (out []string) {
 	for _, re := range leaks {
-		if m := re.Find(data); m != nil {
+		if m := re.Find(data); m != nil && !bytes.Contains(m, []byte("0123456789")) { // tests plant keys that count up
 			out = append(out, name+": looks like a secret or a machine's path: "+string(m[:min(len(m), 24)]))
 		}
 	}
