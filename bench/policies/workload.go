@@ -216,11 +216,14 @@ func (s *session) request(at time.Duration, out int) Request {
 // A Generator makes workloads with stated statistics, so that every figure can be repeated without a trace.
 type Generator struct {
 	Name, Doc string
-	make      func(n int, rnd *rand.Rand) *Workload
+	// Requests is how many make a run that reaches a steady state on 8 replicas: some minutes at capacity.
+	Requests int
+	make     func(n int, rnd *rand.Rand) *Workload
 }
 
-// Make returns n requests drawn with seed.
+// Make returns n requests drawn with seed; 0 is g.Requests of them.
 func (g Generator) Make(n int, seed uint64) *Workload {
+	n = cmp.Or(n, g.Requests)
 	w := g.make(n, rand.New(rand.NewPCG(seed, 0x6b766761)))
 	w.Name = g.Name
 	w.sort()
@@ -232,14 +235,14 @@ func (g Generator) Make(n int, seed uint64) *Workload {
 
 // Generators are the workloads that need no file. Rates are arbitrary: runs scale them.
 var Generators = []Generator{
-	{"conversation", "chats of growing context behind one system prompt: input mean 12,000 and p99 85,000 tokens, output mean 343, 37 % of tokens seen before (the statistics of Mooncake's conversation trace)", conversation},
-	{"tool", "agents: few very hot tool prompts, many short turns; input mean 8,600 tokens, output mean 180, 60 % of tokens seen before", tool},
-	{"rag", "questions over long shared documents, Zipf over 200 documents of 8,000 to 60,000 tokens, output mean 150", rag},
-	{"short", "short prompts, nothing shared: input mean 1,155 and median 1,020, output mean 211 (the statistics of Azure's 2023 conversation trace)", short},
-	{"bursts", "as short, arriving in bursts: coefficient of variation of gaps 3.6", bursts},
-	{"lora64", "as short behind a system prompt of 1,024 tokens per adapter, Zipf(1) over 64 adapters, 4 slots", loras(64, 4, 32)},
-	{"lora128", "the same with 128 adapters, 8 slots", loras(128, 8, 32)},
-	{"lora256", "the same with 256 adapters, 8 slots", loras(256, 8, 32)},
+	{"conversation", "chats of growing context behind one system prompt: input mean 12,000 and p99 85,000 tokens, output mean 343, 37 % of tokens seen before (the statistics of Mooncake's conversation trace)", 8000, conversation},
+	{"tool", "agents: few very hot tool prompts, many short turns; input mean 8,600 tokens, output mean 180, 60 % of tokens seen before", 10000, tool},
+	{"rag", "questions over long shared documents, Zipf over 200 documents of 8,000 to 60,000 tokens, output mean 150", 8000, rag},
+	{"short", "short prompts, nothing shared: input mean 1,155 and median 1,020, output mean 211 (the statistics of Azure's 2023 conversation trace)", 20000, short},
+	{"bursts", "as short, arriving in bursts: coefficient of variation of gaps 3.6", 20000, bursts},
+	{"lora64", "as short behind a system prompt of 1,024 tokens per adapter, Zipf(1) over 64 adapters, 4 slots", 20000, loras(64, 4, 32)},
+	{"lora128", "the same with 128 adapters, 8 slots", 20000, loras(128, 8, 32)},
+	{"lora256", "the same with 256 adapters, 8 slots", 20000, loras(256, 8, 32)},
 }
 
 // GeneratorByName returns the named generator.

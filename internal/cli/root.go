@@ -309,6 +309,7 @@ func exactlyOne(what string) cobra.PositionalArgs {
 
 func commands(e *env) []*cobra.Command {
 	return []*cobra.Command{
+		newBench(e),
 		newVersion(e),
 		newCompletion(e),
 		newMan(e),

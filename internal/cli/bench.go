@@ -1,0 +1,215 @@
+package cli
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"kvgate/bench/policies"
+	"kvgate/internal/modelsim"
+	"kvgate/scoring"
+)
+
+func newBench(e *env) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "bench COMMAND",
+		Short: "Measure routing policies",
+		RunE:  helpOrUnknown,
+	}
+	c.AddCommand(newBenchPolicies(e))
+	return c
+}
+
+// benchFlags are what `bench policies` takes.
+type benchFlags struct {
+	workloads, policies, profiles []string
+	trace                         string
+	traceBlock, traceAdapters     int
+	traceSlots                    int
+	traceSpread                   time.Duration
+	requests, seeds               int
+	loads                         []float64
+	out, format                   string
+	o                             policies.Options
+}
+
+func newBenchPolicies(e *env) *cobra.Command {
+	var f benchFlags
+	c := &cobra.Command{
+		Use:   "policies [flags]",
+		Short: "Compare routing policies in front of simulated GPU servers, in virtual time",
+		Long: `Replays workloads against simulated engines that behave like vLLM and prints, for kvgate's policy and for published
+rivals, the rate at which 95 % of requests keep their SLO (time to first token below max(2 s, 3 times the prompt's own
+prefill), time per output token below 100 ms) and what clients see at shares of the oracle's rate.
+Virtual time: an hour of traffic takes seconds, and one seed gives one result.
+
+` + workloadHelp() + "\n\n" + policyHelp(),
+		Example: `  kvgate bench policies --workload conversation,lora64 --seeds 3
+  kvgate bench policies --trace conversation.csv --trace-block 512 --trace-spread 3s
+  kvgate bench policies --workload tool --scrape-every 5s --gateways 4 --out results`,
+		Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return runBenchPolicies(e, c, &f) },
+	}
+	fl := c.Flags()
+	fl.StringSliceVar(&f.workloads, "workload", nil, "workloads to generate, by name (default all)")
+	fl.StringVar(&f.trace, "trace", "", "replay this CSV file (columns t_ms,in,out[,blocks]) instead of generated workloads")
+	fl.IntVar(&f.traceBlock, "trace-block", 0, "tokens that one block id of the trace stands for; 0 ignores blocks")
+	fl.DurationVar(&f.traceSpread, "trace-spread", 0, "spread arrivals of the trace evenly over this time, for stamps that come in batches")
+	fl.IntVar(&f.traceAdapters, "trace-adapters", 0, "put the trace's requests behind this many LoRA adapters, Zipf(1)")
+	fl.IntVar(&f.traceSlots, "trace-slots", 8, "adapter slots per server for --trace-adapters")
+	fl.StringSliceVar(&f.policies, "policy", nil, "policies to compare, by name (default all)")
+	fl.IntVar(&f.requests, "requests", 0, "requests per generated workload (default enough for some minutes at capacity on 8 servers)")
+	fl.IntVar(&f.seeds, "seeds", 1, "seeds; tables show means and standard deviations over them")
+	fl.Float64SliceVar(&f.loads, "load", []float64{0.6, 0.85, 0.95}, "shares of the reference's capacity at which latencies are measured")
+	fl.IntVar(&f.o.Replicas, "replicas", 8, "simulated servers")
+	fl.StringSliceVar(&f.profiles, "profile", []string{modelsim.DefaultProfile}, "GPU and model of the servers, in turn: "+strings.Join(modelsim.ProfileNames(), ", "))
+	fl.IntVar(&f.o.Gateways, "gateways", 1, "gateways that share nothing; requests go to one at random")
+	fl.DurationVar(&f.o.ScrapeEvery, "scrape-every", 50*time.Millisecond, "age that a scrape of the metrics reaches")
+	fl.Float64Var(&f.o.ForeignShare, "foreign", 0, "share of requests that someone else sends, unseen, 0..1")
+	fl.Float64Var(&f.o.EstimateError, "estimate-error", 0, "error of kvgate's token estimates: 0.3 is ±30 %")
+	fl.BoolVar(&f.o.NotStreamed, "not-streamed", false, "hide first tokens from the policies")
+	fl.IntVar(&f.o.MaxBatchTokens, "batch-tokens", 0, "tokens per engine step (default the profile's)")
+	fl.StringVar(&f.out, "out", "", "write runs.csv and plots into this directory")
+	fl.StringVar(&f.format, "format", "svg", "format of plots: svg or png")
+	return c
+}
+
+func workloadHelp() string {
+	var b strings.Builder
+	b.WriteString("Workloads:")
+	for _, g := range policies.Generators {
+		fmt.Fprintf(&b, "\n  %-14s %s", g.Name, g.Doc)
+	}
+	return b.String()
+}
+
+func policyHelp() string {
+	var b strings.Builder
+	b.WriteString("Policies:")
+	for _, p := range benchPolicies() {
+		fmt.Fprintf(&b, "\n  %-16s %s", p.Name, p.Doc)
+	}
+	return b.String()
+}
+
+func benchPolicies() []policies.Policy {
+	ps := slices.Clone(policies.Rivals)
+	return append(ps, policies.Auto,
+		policies.Product("weights", "kvgate with the weights queue 2, kv_cache 2, prefix 3, lora_affinity 1", func() scoring.Config {
+			return scoring.Config{Weights: map[string]float64{"queue": 2, "kv_cache": 2, "lora_affinity": 1}}
+		}))
+}
+
+func runBenchPolicies(e *env, c *cobra.Command, f *benchFlags) error {
+	p := policies.Plan{Options: f.o, Seeds: f.seeds, Loads: f.loads}
+	p.Options.Profiles = f.profiles
+	for _, name := range f.profiles {
+		if _, err := modelsim.ProfileByName(name); err != nil {
+			return usage("", "--profile: %w", err)
+		}
+	}
+	if f.format != "svg" && f.format != "png" {
+		return usage("", "--format: %q; want svg or png", f.format)
+	}
+	all := benchPolicies()
+	for _, name := range f.policies {
+		i := slices.IndexFunc(all, func(q policies.Policy) bool { return q.Name == name })
+		if i < 0 {
+			return usage(c.CommandPath()+" --help", "--policy: no policy %q", name)
+		}
+		p.Policies = append(p.Policies, all[i])
+	}
+	if len(f.policies) == 0 {
+		p.Policies = all
+	}
+	if f.trace != "" {
+		if _, err := os.Stat(f.trace); err != nil {
+			return usage("", "--trace: %w", err)
+		}
+		p.Workloads = append(p.Workloads, f.readTrace)
+	} else {
+		names := f.workloads
+		if len(names) == 0 {
+			for _, g := range policies.Generators {
+				names = append(names, g.Name)
+			}
+		}
+		for _, name := range names {
+			g, ok := policies.GeneratorByName(name)
+			if !ok {
+				return usage(c.CommandPath()+" --help", "--workload: no workload %q", name)
+			}
+			p.Workloads = append(p.Workloads, func(seed uint64) (*policies.Workload, error) { return g.Make(f.requests, seed), nil })
+		}
+	}
+	p.Progress = func(done, total int, what string) {
+		fmt.Fprintf(e.stderr, "[%d/%d] %s\n", done, total, what)
+	}
+	lines, err := p.Do(c.Context())
+	if err != nil {
+		return err
+	}
+	reference := p.Policies[0].Name
+	if slices.ContainsFunc(p.Policies, func(q policies.Policy) bool { return q.Name == "oracle" }) {
+		reference = "oracle"
+	}
+	fmt.Fprintf(e.stdout, "Capacity: requests/s at 95 %% within the SLO, and as a share of %s's (mean ±standard deviation over %d seeds)\n\n", reference, f.seeds)
+	if err := policies.WriteCapacity(e.stdout, lines, reference); err != nil {
+		return err
+	}
+	if err := policies.WriteLatency(e.stdout, lines, f.loads); err != nil {
+		return err
+	}
+	if f.out == "" {
+		return nil
+	}
+	return f.write(e, lines, reference)
+}
+
+func (f *benchFlags) readTrace(seed uint64) (*policies.Workload, error) {
+	file, err := os.Open(f.trace)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	name := strings.TrimSuffix(filepath.Base(f.trace), filepath.Ext(f.trace))
+	rnd := rand.New(rand.NewPCG(seed, 0x7472616365))
+	w, err := policies.ReadTrace(file, name, f.traceBlock, f.traceSpread, rnd)
+	if err != nil || f.traceAdapters == 0 {
+		return w, err
+	}
+	return policies.WithAdapters(w, f.traceAdapters, f.traceSlots, 32, rnd), nil
+}
+
+func (f *benchFlags) write(e *env, lines []policies.Line, reference string) error {
+	if err := os.MkdirAll(f.out, 0o755); err != nil {
+		return err
+	}
+	file, err := os.Create(filepath.Join(f.out, "runs.csv"))
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if err := policies.WriteCSV(file, lines, f.loads); err != nil {
+		return err
+	}
+	if err := file.Close(); err != nil {
+		return err
+	}
+	plot := filepath.Join(f.out, "capacity."+f.format)
+	if err := policies.PlotCapacity(plot, lines, reference); err != nil {
+		return err
+	}
+	plots, err := policies.PlotTTFT(f.out, f.format, lines, f.loads)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(e.stderr, "wrote %s\n", strings.Join(append([]string{file.Name(), plot}, plots...), ", "))
+	return nil
+}
