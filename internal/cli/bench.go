@@ -18,9 +18,10 @@ import (
 
 func newBench(e *env) *cobra.Command {
 	c := &cobra.Command{
-		Use:   "bench COMMAND",
-		Short: "Measure routing policies",
-		RunE:  helpOrUnknown,
+		Use:     "bench COMMAND",
+		Short:   "Measure routing policies",
+		Example: "  kvgate bench policies --workload conversation",
+		RunE:    helpOrUnknown,
 	}
 	c.AddCommand(newBenchPolicies(e))
 	return c
