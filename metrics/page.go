@@ -39,6 +39,7 @@ type label struct{ name, value string }
 
 // A series is a family with its labels, as one line of a page names it.
 type series struct {
+	text     string // as the page writes it
 	family   int
 	labels   []label
 	readable bool // the parser accepted it
@@ -77,6 +78,8 @@ type page struct {
 
 	number int
 	known  map[string]*series
+	order  []*series // as the page shows them
+	next   int       // into order: what the page before had in this place
 	parser expfmt.TextParser
 	line1  bytes.Buffer // what the parser is given: one line
 	other  []byte       // the unwanted name seen last; histograms repeat theirs hundreds of times
@@ -135,7 +138,7 @@ func (p *page) read(r io.Reader, limit int64, framed bool) error {
 	for i := range p.byFamily {
 		p.byFamily[i] = p.byFamily[i][:0]
 	}
-	p.lines, p.skipped, p.bytes = 0, 0, 0
+	p.lines, p.skipped, p.bytes, p.next = 0, 0, 0, 0
 	p.number++
 	defer p.forget()
 
@@ -169,7 +172,9 @@ func (p *page) read(r io.Reader, limit int64, framed bool) error {
 			}
 		}
 		tooLarge := p.bytes > limit
-		if end := bytes.LastIndexByte(buf[:n], '\n') + 1; end > 0 {
+		// Only what is new can end a line: a page may come in many small pieces.
+		if end := bytes.LastIndexByte(buf[n-m:n], '\n') + 1; end > 0 {
+			end += n - m
 			p.scan(buf[:end])
 			n = copy(buf, buf[end:n])
 		}
@@ -202,6 +207,7 @@ func (p *page) readJSON(head []byte, r io.Reader, limit int64, err error) error 
 
 // forget drops series that the page no longer shows, once they outnumber the others.
 func (p *page) forget() {
+	p.order = p.order[:p.next]
 	shown := 0
 	for _, s := range p.byFamily {
 		shown += len(s)
@@ -260,23 +266,28 @@ func (p *page) scanLine(b []byte) {
 
 // wantedLine takes in a line whose first n bytes are the name of family id. It reports whether the line was of use.
 func (p *page) wantedLine(id int, b []byte, n int) bool {
-	end := n
-	if rest := trimLeft(b[n:]); len(rest) > 0 && rest[0] == '{' {
-		close := endOfLabels(rest)
-		if close < 0 {
-			return false
-		}
-		end = len(b) - len(rest) + close
+	s, end := p.expected(b), 0
+	if s != nil {
+		end = len(s.text)
+	} else if end = endOfSeries(b, n); end < 0 {
+		return false
 	}
 	value, ok := parseValue(b[end:])
 	if !ok {
 		return false
 	}
-	s := p.known[string(b[:end])]
 	if s == nil {
-		s = p.parse(id, b[:end])
-		p.known[string(b[:end])] = s
+		if s = p.known[string(b[:end])]; s == nil {
+			s = p.parse(id, b[:end])
+			p.known[s.text] = s
+		}
 	}
+	if p.next < len(p.order) {
+		p.order[p.next] = s
+	} else {
+		p.order = append(p.order, s)
+	}
+	p.next++
 	s.page = p.number
 	if !s.readable {
 		return false
@@ -285,6 +296,36 @@ func (p *page) wantedLine(id int, b []byte, n int) bool {
 		p.byFamily[id] = append(p.byFamily[id], sample{s, value})
 	}
 	return true
+}
+
+// expected returns the series that the page before had in this place, if b is about it.
+func (p *page) expected(b []byte) *series {
+	if p.next >= len(p.order) {
+		return nil
+	}
+	s := p.order[p.next]
+	n := len(s.text)
+	if len(b) <= n || !blank(b[n]) || string(b[:n]) != s.text {
+		return nil
+	}
+	if s.text[n-1] != '}' && bytes.HasPrefix(trimLeft(b[n:]), []byte("{")) {
+		return nil // the name alone, and here come labels
+	}
+	return s
+}
+
+// endOfSeries returns the length of the series that b begins with, of which the first n bytes are the name; -1 if its
+// labels aren't closed.
+func endOfSeries(b []byte, n int) int {
+	rest := trimLeft(b[n:])
+	if len(rest) == 0 || rest[0] != '{' {
+		return n
+	}
+	closed := endOfLabels(rest)
+	if closed < 0 {
+		return -1
+	}
+	return len(b) - len(rest) + closed
 }
 
 // endOfLabels returns the length of the label set that b begins with, or -1 if it isn't closed. Values may hold braces,
@@ -346,7 +387,7 @@ func parseNumber(b []byte) (float64, bool) {
 
 // parse gives name and labels to the Prometheus parser.
 func (p *page) parse(id int, b []byte) *series {
-	s := &series{family: id}
+	s := &series{text: string(b), family: id}
 	p.line1.Reset()
 	p.line1.Write(b)
 	p.line1.WriteString(" 0\n")

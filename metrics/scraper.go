@@ -260,13 +260,17 @@ func (s *scraper) enter(to State, err error) {
 // modelsWithoutList is how often a server that has no list of models is asked whether it has one now.
 const modelsWithoutList = 30 * time.Second
 
+// modelsURL is where e lists its models; src may be nil.
+func modelsURL(e *pool.Endpoint, src *source) string {
+	if src != nil && src.dialect.Props {
+		return e.URL + "/models" // llama.cpp: the same list, and sure not to wake it
+	}
+	return e.URL + "/v1/models"
+}
+
 // readModels reads the list of models, tells the table if it changed, and returns when to do so again.
 func (s *scraper) readModels(ctx context.Context) time.Duration {
-	url := s.endpoint.URL + "/v1/models"
-	if s.source != nil && s.source.dialect.Props {
-		url = s.endpoint.URL + "/models" // the same list, which doesn't wake the server
-	}
-	models, err := s.locator.models(ctx, url)
+	models, err := s.locator.models(ctx, modelsURL(s.endpoint, s.source))
 	if ctx.Err() != nil {
 		return 0
 	}
