@@ -52,6 +52,8 @@ type clientConn struct {
 	readArmed time.Time  // the deadline set on Conn; zero: none
 
 	// Writing.
+	discard     int // answers of the server that are not to be sent, since handlers have sent their own
+	discardSeen int // bytes of the CR LF CR LF at the end of the next one that have been seen
 	writeArmed  time.Time
 	writeForced bool // the deadline was set from outside
 
@@ -526,25 +528,67 @@ func (c *clientConn) readUntil(now time.Time) time.Time {
 	}
 }
 
-// Write implements net.Conn. It fails when the client takes nothing for writeStall to
-// twice that.
+// Write implements net.Conn. It is for the HTTP server, which answers what never got to the handler. The handler sends
+// its own answers; the empty ones that the server makes for it, which have a head and no body, end here.
 func (c *clientConn) Write(p []byte) (n int, err error) {
-	for {
-		if !c.writeForced {
-			// Armed for twice the time and renewed when less than once is left: most
-			// writes touch no timer.
-			if now := time.Now(); c.writeArmed.Before(now.Add(c.edge.writeStall)) {
-				c.writeArmed = now.Add(2 * c.edge.writeStall)
-				if err := c.Conn.SetWriteDeadline(c.writeArmed); err != nil {
-					return n, err
-				}
-			}
+	for c.discard > 0 && n < len(p) {
+		if p[n] == crlfcrlf[c.discardSeen] {
+			c.discardSeen++
+		} else if c.discardSeen = 0; p[n] == '\r' {
+			c.discardSeen = 1
+		}
+		if n++; c.discardSeen == len(crlfcrlf) {
+			c.discard--
+			c.discardSeen = 0
+		}
+	}
+	m, err := c.send(p[n:])
+	return n + m, err
+}
+
+// send writes p to the client. It fails when the client takes nothing for writeStall to twice that.
+func (c *clientConn) send(p []byte) (n int, err error) {
+	for len(p) > 0 {
+		if err := c.armWrite(); err != nil {
+			return n, err
 		}
 		m, err := c.Conn.Write(p[:min(len(p), writeSliceBytes)])
 		n += m
-		if p = p[m:]; err != nil || len(p) == 0 {
+		if p = p[m:]; err != nil {
 			return n, err
 		}
+	}
+	return n, nil
+}
+
+// sendBuffers writes bufs, which hold no more than is sent under one deadline, in one system call.
+func (c *clientConn) sendBuffers(bufs *net.Buffers) error {
+	if err := c.armWrite(); err != nil {
+		return err
+	}
+	_, err := bufs.WriteTo(c.Conn)
+	return err
+}
+
+// armWrite sets the write deadline for twice the stall time and renews it when less than once is left: most writes
+// touch no timer.
+func (c *clientConn) armWrite() error {
+	if c.writeForced {
+		return nil
+	}
+	now := time.Now()
+	if !c.writeArmed.Before(now.Add(c.edge.writeStall)) {
+		return nil
+	}
+	c.writeArmed = now.Add(2 * c.edge.writeStall)
+	return c.Conn.SetWriteDeadline(c.writeArmed)
+}
+
+// resetOnClose has the connection reset when it is closed, where nothing else could tell the client that its answer was
+// cut off.
+func (c *clientConn) resetOnClose() {
+	if tc, ok := c.Conn.(*net.TCPConn); ok {
+		_ = tc.SetLinger(0)
 	}
 }
 

@@ -1,0 +1,388 @@
+package proxy
+
+import (
+	"strconv"
+	"time"
+
+	"kvgate/openai"
+	"kvgate/pool"
+	"kvgate/scoring"
+	"kvgate/telemetry"
+)
+
+// end answers a request that failed without an answer, and accounts for it: the booking is released, the outcome
+// recorded, what can be learned from it learned. It runs exactly once per request, whatever happened.
+func (x *exchange) end(f *failure) {
+	h := x.h
+	if f != nil && !x.committed {
+		x.answerFailure(f)
+	}
+	if x.timer != nil {
+		x.timer.Stop()
+	}
+	x.booking.End()
+	if x.client != nil {
+		watchHandle{x.client}.stop()
+	}
+	h.leave(x)
+	if x.retryTaken {
+		h.retrying.Add(-1)
+	}
+	if x.closing || f != nil && f.closing {
+		x.ctx.SetConnectionClose()
+	}
+	if x.client != nil {
+		// The answer is on its way. What the server makes of its own, empty one is not to follow it.
+		x.client.discard++
+	}
+	if h.opts.Sink != nil {
+		x.record(f)
+		h.opts.Sink.Observe(&x.rec)
+	}
+	x.reset()
+	h.exchanges.Put(x)
+}
+
+// record fills in the record of the request.
+func (x *exchange) record(f *failure) {
+	r, now := &x.rec, time.Now()
+	*r = telemetry.Record{
+		RequestID:       text(x.requestID),
+		Method:          text(x.ctx.Request.Header.Method()),
+		Path:            text(x.path),
+		ClientAddr:      text(x.ipBuf[:x.addrLen]),
+		Status:          x.status,
+		Attempts:        x.attempts[:min(x.attempt, len(x.attempts))],
+		Stream:          x.peek.Stream,
+		DecisionSeconds: x.deciding.Seconds(),
+		DurationSeconds: now.Sub(x.began).Seconds(),
+		BytesIn:         int64(x.bodyLen),
+		BytesOut:        x.bytesOut,
+	}
+	if x.route.API != openai.APINone {
+		r.API = x.route.API.String()
+	}
+	out := x.outcome(f)
+	r.Outcome = out.String()
+	if f != nil && out != OK {
+		if f.err != nil {
+			r.Error = f.err.Error()
+		} else {
+			r.Error = f.message
+		}
+	}
+	if r.Status == 0 {
+		r.Status = out.Status()
+	}
+	r.Model = text(x.peek.Model)
+	if x.pool != nil {
+		r.Pool = x.pool.Name
+	}
+	if t := x.query.Target; t != nil && t.Adapter {
+		r.Adapter = t.Name
+	}
+	if !x.firstToken.IsZero() && x.peek.Stream {
+		r.TTFTSeconds = x.firstToken.Sub(x.began).Seconds()
+	}
+	if x.scanning {
+		u := x.usage()
+		r.UsageKnown, r.CachedKnown = u.HasInput || u.HasOutput, u.HasCached
+		r.InputTokens, r.OutputTokens, r.CachedTokens = u.InputTokens, u.OutputTokens, u.CachedTokens
+	}
+	d := &x.decision
+	if d.Endpoint == nil {
+		return
+	}
+	r.Endpoint = d.Endpoint.ID
+	r.Decided = true
+	r.Cost, r.RunnerUpCost = float64(d.Cost), float64(d.RunnerUpCost)
+	if d.RunnerUp != nil {
+		r.RunnerUp = d.RunnerUp.ID
+	}
+	r.SnapshotVersion = x.snapshot.Version
+	r.ScrapeAgeSeconds = -1
+	if d.Row != nil && d.Row.ScrapedAt != 0 {
+		r.ScrapeAgeSeconds = max(0, x.h.opts.Now().Sub(d.Row.ScrapedAt).Seconds())
+	}
+	r.PromptTokens = int64(d.PromptTokens)
+	r.NewTokens = int64(d.PromptTokens - d.CachedTokens)
+	r.AdapterResident = r.Adapter != "" && !d.Cold
+}
+
+// outcome is how the request ended.
+func (x *exchange) outcome(f *failure) Outcome {
+	switch {
+	case f != nil:
+		return f.outcome
+	case x.status >= 400 && x.attempt > 0:
+		return EndpointStatus
+	}
+	return OK
+}
+
+// attempted takes in how an attempt ended: for its record, for the endpoint's health, and for what is learned from it.
+func (x *exchange) attempted(ep *endpoint, f *failure) {
+	out := OK
+	switch {
+	case f != nil:
+		out = f.outcome
+	case x.resp.status >= 400:
+		out = EndpointStatus
+	}
+	if x.attempt < len(x.attempts) {
+		x.attempts[x.attempt] = telemetry.Attempt{Endpoint: ep.ID, Outcome: out.String(), Seconds: time.Since(x.attemptAt).Seconds()}
+	}
+	if x.attempt < len(x.query.Tried) {
+		x.query.Tried[x.attempt] = ep.Endpoint
+	}
+	x.attempt++
+	if x.timer != nil {
+		x.timer.Stop()
+	}
+	x.judge(ep, f)
+	if f == nil && x.resp.status < 300 && x.pinned == nil {
+		x.learn()
+	}
+}
+
+// learn tells the policy how the request went.
+func (x *exchange) learn() {
+	u := scoring.Usage{CachedTokens: -1}
+	if x.scanning {
+		t := x.usage()
+		if t.HasInput {
+			u.PromptTokens = int32(min(t.InputTokens, 1<<30))
+		}
+		if t.HasOutput {
+			u.OutputTokens = int32(min(t.OutputTokens, 1<<30))
+		}
+		if t.HasCached {
+			u.CachedTokens = int32(min(t.CachedTokens, 1<<30))
+		}
+	}
+	if !x.firstToken.IsZero() {
+		u.Duration = time.Since(x.firstToken)
+	}
+	x.pool.Policy.End(&x.decision, u)
+}
+
+// usage is what the answer says about tokens.
+func (x *exchange) usage() openai.Usage {
+	if x.resp.events {
+		u := x.stream.Usage()
+		if !u.HasInput && !u.HasOutput {
+			u = x.stream.Timings()
+		}
+		return u
+	}
+	u := x.json.Usage()
+	if !u.HasInput && !u.HasOutput {
+		u = x.json.Timings()
+	}
+	return u
+}
+
+// reset forgets the request, so that the exchange keeps nothing alive that was the request's.
+func (x *exchange) reset() {
+	x.dropWriter()
+	x.body.release()
+	x.peek.Reset()
+	x.ctx, x.client, x.target, x.path, x.raw, x.requestID = nil, nil, nil, nil, nil, nil
+	x.route = openai.Route{}
+	x.spliced, x.name, x.routes, x.pool, x.pinned, x.snapshot, x.held = nil, nil, nil, nil, nil, nil, nil
+	x.query = scoring.Request{}
+	x.decision = scoring.Decision{}
+	x.resp = response{}
+	x.bodyLen, x.ipLen, x.addrLen = 0, 0, 0
+	x.attempt, x.status, x.bytesOut, x.deciding = 0, 0, 0, 0
+	x.retryTaken, x.scanning, x.chunkedOut, x.committed, x.debug = false, false, false, false, false
+	x.firstToken, x.sentAt = time.Time{}, time.Time{}
+	x.rec = telemetry.Record{}
+}
+
+// answerFailure answers a request that failed before a byte of an answer was sent.
+func (x *exchange) answerFailure(f *failure) {
+	if f.outcome == ClientGone || x.client == nil {
+		x.closing = true
+		return
+	}
+	if h := x.held; h != nil && f.outcome != Internal && f.outcome != ShuttingDown {
+		// An earlier attempt had an answer, and nothing better came of moving on from it.
+		x.sendHeld(h)
+		f.outcome, f.err, f.message = EndpointStatus, nil, ""
+		return
+	}
+	x.dropWriter()
+	x.closing = x.closing || f.closing
+	status := f.outcome.Status()
+	if status == 0 {
+		status = 500
+	}
+	x.resp = response{status: status}
+	w := x.writer()
+	w.b = appendStatusLine(w.b, status, nil)
+	w.b = append(w.b, "Content-Type: application/json\r\n"...)
+	if f.allow != "" {
+		w.b = append(append(append(w.b, "Allow: "...), f.allow...), "\r\n"...)
+	}
+	if f.retryAfterSeconds > 0 {
+		w.b = append(strconv.AppendInt(append(w.b, "Retry-After: "...), int64(f.retryAfterSeconds), 10), "\r\n"...)
+	}
+	body := openai.AppendError(nil, x.route.Style, &openai.APIError{
+		Status: status, Type: f.outcome.ErrorType(), Code: f.outcome.String(),
+		Message: f.message, Param: f.param, RequestID: text(x.requestID),
+	})
+	x.sendWhole(w, body, f.outcome)
+}
+
+// sendWhole completes the head in w and sends it with body.
+func (x *exchange) sendWhole(w *writer, body []byte, out Outcome) {
+	w.b = append(w.b, "Content-Length: "...)
+	w.b = strconv.AppendInt(w.b, int64(len(body)), 10)
+	w.b = append(w.b, "\r\n"...)
+	w.b = x.endHead(w.b, out)
+	if !x.headRequest {
+		w.b = append(w.b, body...)
+		x.bytesOut += int64(len(body))
+	}
+	x.flushBody()
+}
+
+// endHead appends what every answer's head ends with.
+func (x *exchange) endHead(b []byte, out Outcome) []byte {
+	x.status = x.resp.status
+	b = append(b, "X-Request-Id: "...)
+	b = append(b, x.requestID...)
+	b = append(b, "\r\n"...)
+	if x.h.draining.Load() {
+		x.closing = true
+	}
+	switch {
+	case x.closing:
+		b = append(b, "Connection: close\r\n"...)
+	case x.http10:
+		b = append(b, "Connection: keep-alive\r\n"...)
+	}
+	if x.debug {
+		b = x.appendDebugHeaders(b, out)
+	}
+	return append(b, "\r\n"...)
+}
+
+// appendDebugHeaders says how the answer came about.
+func (x *exchange) appendDebugHeaders(b []byte, out Outcome) []byte {
+	if e := x.decision.Endpoint; e != nil {
+		b = append(append(append(b, "X-Kvgate-Endpoint: "...), e.ID...), "\r\n"...)
+	}
+	b = append(append(append(b, "X-Kvgate-Outcome: "...), out.String()...), "\r\n"...)
+	attempts := x.attempt
+	if x.conn != nil {
+		attempts++ // the one that is running
+	}
+	b = append(strconv.AppendInt(append(b, "X-Kvgate-Attempts: "...), int64(attempts), 10), "\r\n"...)
+	b = append(b, "Server-Timing: choose;dur="...)
+	b = appendMilliseconds(b, x.deciding)
+	if !x.sentAt.IsZero() {
+		b = append(b, ", ttft;dur="...)
+		b = appendMilliseconds(b, time.Since(x.sentAt))
+	}
+	return append(b, "\r\n"...)
+}
+
+func appendMilliseconds(b []byte, d time.Duration) []byte {
+	return strconv.AppendFloat(b, float64(d)/float64(time.Millisecond), 'f', 3, 64)
+}
+
+// appendErrorEvent appends the event that tells a client that its stream was cut off.
+func (x *exchange) appendErrorEvent(b []byte, f *failure) []byte {
+	status := f.outcome.Status()
+	return openai.AppendStreamError(b, x.route.API, x.stream.MidEvent(), &openai.APIError{
+		Status: status, Type: f.outcome.ErrorType(), Code: f.outcome.String(), Message: f.message, RequestID: text(x.requestID),
+	})
+}
+
+// statusTexts are the reasons of the statuses that we send ourselves.
+var statusTexts = map[int]string{
+	200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
+	408: "Request Timeout", 413: "Content Too Large", 415: "Unsupported Media Type", 429: "Too Many Requests",
+	431: "Request Header Fields Too Large", 500: "Internal Server Error", 502: "Bad Gateway", 503: "Service Unavailable",
+	504: "Gateway Timeout",
+}
+
+// appendStatusLine appends the status line; a nil reason is the usual one.
+func appendStatusLine(b []byte, status int, reason []byte) []byte {
+	b = append(b, "HTTP/1.1 "...)
+	b = strconv.AppendInt(b, int64(status), 10)
+	b = append(b, ' ')
+	if reason == nil {
+		b = append(b, statusTexts[status]...)
+	}
+	b = append(b, reason...)
+	return append(b, "\r\n"...)
+}
+
+// startScan begins to read along the answer, if there is anything in it to read.
+func (x *exchange) startScan() {
+	x.scanning = !x.resp.encoded && (x.resp.events || x.resp.json)
+	switch {
+	case !x.scanning:
+	case x.resp.events:
+		x.stream.Reset()
+	default:
+		x.json.Reset()
+	}
+}
+
+// scan reads the next piece of the answer. It changes nothing.
+func (x *exchange) scan(data []byte) {
+	switch {
+	case !x.scanning:
+	case x.resp.events:
+		x.stream.Feed(data)
+	default:
+		x.json.Feed(data)
+	}
+	if !x.firstToken.IsZero() || x.scanning && x.resp.events && !x.stream.FirstToken() {
+		return
+	}
+	// The first token, or the first byte of an answer that shows none.
+	x.firstToken = time.Now()
+	x.booking.FirstToken()
+	if x.peek.Stream && x.resp.events && x.pinned == nil {
+		x.pool.Policy.FirstToken(&x.decision, x.firstToken.Sub(x.sentAt))
+	}
+}
+
+// endScan takes in that the answer is complete.
+func (x *exchange) endScan() {
+	if !x.scanning {
+		return
+	}
+	id := x.json.ID
+	if x.resp.events {
+		x.stream.Finish()
+		id = x.stream.ID
+	}
+	if x.route.API == openai.Responses && x.resp.status < 300 {
+		if id := id(); len(id) > 0 {
+			x.h.stored.add(id, x.decision.Endpoint)
+		}
+	}
+}
+
+// choosePinned books the one endpoint that can take the request.
+func (x *exchange) choosePinned(now pool.Instant) (scoring.Decision, error) {
+	for i := range x.snapshot.Rows {
+		row := &x.snapshot.Rows[i]
+		if row.Endpoint != x.pinned {
+			continue
+		}
+		if x.attempt > 0 {
+			break
+		}
+		c := pool.Claim{PendingTokens: 1, KVTokens: 1, At: now}
+		row.Book(&x.booking, c)
+		return scoring.Decision{Endpoint: x.pinned, Row: row, Claim: c}, nil
+	}
+	return scoring.Decision{}, scoring.ErrNoEndpoints
+}

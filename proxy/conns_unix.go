@@ -1,0 +1,41 @@
+//go:build unix
+
+package proxy
+
+import (
+	"io"
+	"syscall"
+)
+
+// peek looks at the next byte of an idle connection without taking it: there must be none.
+func (c *endpointConn) peek(fd uintptr) {
+	var b [1]byte
+	_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+	c.alive = err == syscall.EAGAIN
+}
+
+// tryRead reads what is there into a new buffer. Where nothing is, it takes none: a connection that waits for its
+// endpoint holds no memory.
+func (c *endpointConn) tryRead(fd uintptr) (done bool) {
+	in := getBuffer(c.size)
+	for {
+		n, err := syscall.Read(int(fd), in.b)
+		switch {
+		case err == syscall.EINTR:
+			continue
+		case err == syscall.EAGAIN:
+			in.release()
+			return false
+		case err != nil:
+			in.release()
+			c.readErr = err
+		case n == 0:
+			in.release()
+			c.readErr = io.EOF
+		default:
+			c.in, c.readN = in, n
+			c.resize(n == len(in.b))
+		}
+		return true
+	}
+}

@@ -1,0 +1,666 @@
+// Package proxy is the data path: it takes a request from a client, has a policy choose an endpoint for it, and relays
+// the answer, byte by byte as it comes.
+//
+// It writes both of its ends itself. Requests go to endpoints over connections of its own, since a general HTTP client
+// can neither say whether a failed request was executed nor be interrupted; answers are written to the client's
+// connection directly, so that a cut stream looks cut. fasthttp reads requests and keeps the connections.
+//
+// It imports fasthttp and nothing else of the network but net and crypto/tls; it must not import config, discovery,
+// metrics or admin.
+package proxy
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"runtime/debug"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/valyala/fasthttp"
+	"go.uber.org/zap"
+
+	"kvgate/openai"
+	"kvgate/pool"
+	"kvgate/scoring"
+	"kvgate/telemetry"
+)
+
+// Timeouts bound the waits of one attempt. Zero is no limit where the comment says so.
+type Timeouts struct {
+	Connect      time.Duration // TCP and TLS; default 2 s
+	FirstToken   time.Duration // from the request's last byte written to a streamed answer's first one; 0: no limit
+	Idle         time.Duration // between two pieces of a streamed answer; 0: no limit
+	Total        time.Duration // of an attempt; 0: no limit
+	EndpointIdle time.Duration // age above which an unused connection is not used again; default 4 s (uvicorn closes at 5)
+}
+
+// Retry says when another endpoint may be tried.
+type Retry struct {
+	MaxAttempts      int     // endpoints tried per request, the first included; default 2, at most scoring.MaxTried+1
+	BudgetRatio      float64 // retries running, as a share of active requests; default 0.2
+	BudgetMin        int     // … and however few are active; default 3
+	ReplayUnanswered bool    // also when the request was written and the connection died without a byte of answer
+}
+
+// PoolOptions are how the requests of one pool are handled. They don't change once they are part of Routes.
+type PoolOptions struct {
+	Name     string
+	Policy   *scoring.Policy // required
+	Timeouts Timeouts
+	Retry    Retry
+	Health   HealthOptions
+	TLS      *tls.Config // to endpoints whose URL is https; nil there: the system's CAs
+	// APIKey is sent to the endpoints as a bearer token in place of the client's Authorization.
+	APIKey string
+	// DropAuthorization keeps a client's Authorization from endpoints: it was for the gateway.
+	DropAuthorization bool
+	// Rewrites are what a name in `model` is called at the endpoints, by the name clients use.
+	Rewrites map[string]string
+}
+
+// Routes are everything of the configuration that requests are handled by. They are immutable: a reload makes new ones,
+// and requests that are running keep the ones they began with.
+type Routes struct {
+	pools   map[string]*PoolOptions
+	aliases map[string]string // of all pools
+}
+
+// NewRoutes checks pools and fills in defaults.
+func NewRoutes(pools []PoolOptions) (*Routes, error) {
+	r := &Routes{pools: make(map[string]*PoolOptions, len(pools)), aliases: map[string]string{}}
+	for _, p := range pools {
+		if p.Policy == nil {
+			return nil, fmt.Errorf("pool %s: no policy", p.Name)
+		}
+		if r.pools[p.Name] != nil {
+			return nil, fmt.Errorf("pool %s is there twice", p.Name)
+		}
+		def(&p.Timeouts.Connect, 2*time.Second)
+		def(&p.Timeouts.EndpointIdle, 4*time.Second)
+		def(&p.Retry.MaxAttempts, 2)
+		p.Retry.MaxAttempts = min(p.Retry.MaxAttempts, scoring.MaxTried+1)
+		p.Health = p.Health.withDefaults()
+		for from, to := range p.Rewrites {
+			if to == "" || from == to {
+				return nil, fmt.Errorf("pool %s: model %q is rewritten to %q", p.Name, from, to)
+			}
+			if _, twice := r.aliases[from]; twice {
+				return nil, fmt.Errorf("pool %s: model %q is rewritten twice", p.Name, from)
+			}
+			r.aliases[from] = to
+		}
+		r.pools[p.Name] = &p
+	}
+	return r, nil
+}
+
+// Limits bound what the handler holds. Zero fields mean their defaults.
+type Limits struct {
+	InFlightBodyBytes   int64 // of all requests together; default 512 MiB
+	EndpointConnections int   // per endpoint; default 4096
+	ResponseHeaderBytes int   // default 64 KiB
+	Requests            int   // being handled at a time; default no limit
+}
+
+// Options are what a Handler is made of.
+type Options struct {
+	Table  *pool.Table         // required
+	Routes *Routes             // required
+	Now    func() pool.Instant // the clock that the table's instants are of; required
+	Sink   telemetry.Sink      // gets every finished request; nil: nobody
+	Log    *zap.Logger         // nil: nothing is logged
+	Limits Limits
+
+	Forwarded        string // append, replace or off: see config; "" is append
+	ReplaceRequestID bool   // don't take a client's X-Request-Id
+	DebugHeaders     bool   // X-Kvgate-* and Server-Timing on every answer
+	DebugHeader      string // request header that asks for them; "": none
+
+	// OnModelGone is told when an endpoint answered that it doesn't have a model that it was believed to have, so that
+	// its list of models can be read again. It must not block. May be nil.
+	OnModelGone func(*pool.Endpoint)
+}
+
+// A Handler handles the requests of all clients. It is safe for concurrent use.
+type Handler struct {
+	opts      Options
+	log       *zap.Logger
+	limits    Limits
+	forwarded forwardedMode
+	table     *pool.Table
+	routes    atomic.Pointer[Routes] // never nil
+	endpoints endpoints
+	stored    storedResponses
+	budget    *budget
+	watch     *watcher // nil: nobody is told when clients go
+
+	shards   [activeShards]activeShard
+	nextSlot atomic.Uint32
+	retrying atomic.Int64 // requests in a second or later attempt
+	draining atomic.Bool  // answers close their connections
+	refusing atomic.Bool  // new requests are refused
+	panics   atomic.Uint64
+	cut      atomic.Uint64 // answers ended by the drain
+
+	exchanges sync.Pool
+	healthMu  sync.Mutex      // ejections are decided one at a time
+	ctx       context.Context // ends when the handler is closed
+	stop      context.CancelFunc
+	wg        sync.WaitGroup
+}
+
+// New returns a handler. Close ends what it starts.
+func New(o Options) (*Handler, error) {
+	switch {
+	case o.Table == nil:
+		return nil, errors.New("proxy: no table")
+	case o.Routes == nil:
+		return nil, errors.New("proxy: no routes")
+	case o.Now == nil:
+		return nil, errors.New("proxy: no clock")
+	}
+	h := &Handler{opts: o, log: o.Log, limits: o.Limits, table: o.Table}
+	h.ctx, h.stop = context.WithCancel(context.Background())
+	if h.log == nil {
+		h.log = zap.NewNop()
+	}
+	switch o.Forwarded {
+	case "", "append":
+	case "replace":
+		h.forwarded = forwardedReplace
+	case "off":
+		h.forwarded = forwardedOff
+	default:
+		return nil, fmt.Errorf("proxy: forwarded %q; want append, replace or off", o.Forwarded)
+	}
+	def(&h.limits.InFlightBodyBytes, 512<<20)
+	def(&h.limits.EndpointConnections, 4096)
+	def(&h.limits.ResponseHeaderBytes, 64<<10)
+	h.budget = newBudget(h.limits.InFlightBodyBytes)
+	h.stored.init()
+	h.routes.Store(o.Routes)
+	h.exchanges.New = func() any { return newExchange(h) }
+	h.wg.Go(h.tend)
+	return h, nil
+}
+
+// SetRoutes has requests that begin from now on handled by r.
+func (h *Handler) SetRoutes(r *Routes) { h.routes.Store(r) }
+
+// Close ends the handler's goroutines and closes idle connections to endpoints. No request may be running.
+func (h *Handler) Close() {
+	h.stop()
+	h.wg.Wait()
+	for _, ep := range h.endpoints.all() {
+		ep.conns.expire(time.Time{}, true)
+	}
+}
+
+// Requests in flight are kept in lists, so that a drain can end them, by shards, so that they don't wait for each other.
+const activeShards = 16
+
+type activeShard struct {
+	mu    sync.Mutex
+	first *exchange
+	n     int
+	_     [64]byte
+}
+
+// enter puts x among the active requests.
+func (h *Handler) enter(x *exchange) {
+	s := &h.shards[x.shard]
+	s.mu.Lock()
+	x.next, x.prev = s.first, nil
+	if s.first != nil {
+		s.first.prev = x
+	}
+	s.first = x
+	s.n++
+	s.mu.Unlock()
+}
+
+// leave takes x out again. When it has returned, no drain will cancel x.
+func (h *Handler) leave(x *exchange) {
+	s := &h.shards[x.shard]
+	s.mu.Lock()
+	if x.prev != nil {
+		x.prev.next = x.next
+	} else {
+		s.first = x.next
+	}
+	if x.next != nil {
+		x.next.prev = x.prev
+	}
+	x.next, x.prev = nil, nil
+	s.n--
+	s.mu.Unlock()
+}
+
+// Active returns the number of requests in flight.
+func (h *Handler) Active() int {
+	n := 0
+	for i := range h.shards {
+		h.shards[i].mu.Lock()
+		n += h.shards[i].n
+		h.shards[i].mu.Unlock()
+	}
+	return n
+}
+
+// cancelAll ends every request in flight.
+func (h *Handler) cancelAll(cause cancelCause) {
+	for i := range h.shards {
+		h.shards[i].mu.Lock()
+		for x := h.shards[i].first; x != nil; x = x.next {
+			x.lease.cancel(cause)
+		}
+		h.shards[i].mu.Unlock()
+	}
+}
+
+// An exchange is one request on its way through the gateway, with the memory that takes: it is used again for another
+// one. It belongs to the goroutine that serves the client's connection, except for lease and the list links.
+type exchange struct {
+	h          *Handler
+	shard      uint32
+	next, prev *exchange // of the shard's list
+	lease      lease
+
+	ctx         *fasthttp.RequestCtx
+	client      *clientConn
+	route       openai.Route
+	target      []byte // request target as it was sent
+	path        []byte // of it, up to the query
+	raw         []byte // the client's header lines
+	headRequest bool
+	http10      bool
+	debug       bool
+	began       time.Time // when the request's head had been read
+	requestID   []byte
+	idBuf       [maxRequestIDBytes]byte
+	ipBuf       [64]byte
+	ipLen       int
+	addrLen     int
+
+	body     requestBody
+	bodyLen  int
+	spliced  []byte // the body with another model in it; nil: body as it is
+	peek     openai.Request
+	name     []byte // the model's name at the endpoints
+	routes   *Routes
+	pool     *PoolOptions
+	query    scoring.Request
+	decision scoring.Decision
+	pinned   *pool.Endpoint // where the stored response is that this is about; nil: anywhere
+	snapshot *pool.Snapshot
+	booking  pool.Booking
+
+	attempt    int
+	attempts   [scoring.MaxTried + 1]telemetry.Attempt
+	attemptAt  time.Time
+	retryTaken bool // a place in the retry budget is held
+	deadline   time.Time
+	sentAt     time.Time // when the request had been written
+	conn       *endpointConn
+	resp       response
+	held       *heldAnswer // of an earlier attempt, to fall back on
+
+	stream     openai.Stream
+	json       openai.JSONScan
+	scanning   bool // one of them reads along
+	firstToken time.Time
+	timer      *time.Timer // clears pending tokens of a request that shows no first token
+	timerAt    atomic.Int64
+	timerGen   atomic.Uint64
+
+	out        *writer
+	vec        [2][]byte
+	vec3       [3][]byte
+	bufs       net.Buffers
+	chunkedOut bool
+	committed  bool // bytes of an answer are on their way to the client
+	closing    bool // the client's connection ends after this answer
+	bytesOut   int64
+	status     int // sent
+	deciding   time.Duration
+
+	rec telemetry.Record
+}
+
+func newExchange(h *Handler) *exchange {
+	return &exchange{h: h, shard: h.nextSlot.Add(1) % activeShards}
+}
+
+// Serve handles one request. It is a fasthttp.RequestHandler.
+func (h *Handler) Serve(ctx *fasthttp.RequestCtx) {
+	x := h.exchanges.Get().(*exchange)
+	x.begin(ctx)
+	var f *failure
+	defer func() { // always runs, exactly once
+		if v := recover(); v != nil {
+			f = h.panicked(v)
+		}
+		x.end(f)
+	}()
+	f = x.handle()
+}
+
+// handle is the way of a request. It returns why the request did not end well.
+func (x *exchange) handle() *failure {
+	if f := x.read(); f != nil {
+		return f
+	}
+	switch x.route.Kind {
+	case openai.KindModelList, openai.KindModel:
+		return x.answerModels()
+	}
+	if f := x.resolve(); f != nil {
+		return f
+	}
+	if f := x.admit(); f != nil {
+		return f
+	}
+	for {
+		if f := x.choose(); f != nil {
+			return f
+		}
+		ep := x.h.endpoints.get(x.decision.Endpoint)
+		f := x.forward(ep)
+		x.attempted(ep, f)
+		if f == nil || !x.mayRetry(f) {
+			return f
+		}
+	}
+}
+
+// begin takes the facts of ctx that cost nothing.
+func (x *exchange) begin(ctx *fasthttp.RequestCtx) {
+	x.ctx = ctx
+	x.client = asClientConn(ctx.Conn())
+	x.began = time.Now()
+	x.lease.reset()
+	hd := &ctx.Request.Header
+	x.raw = hd.RawHeaders()
+	x.http10 = !hd.IsHTTP11()
+	x.headRequest = hd.IsHead()
+	x.closing = hd.ConnectionClose() || x.h.draining.Load()
+	x.debug = x.h.opts.DebugHeaders
+	x.target = hd.RequestURI()
+	x.path = x.target
+	for i, c := range x.target {
+		if c == '?' {
+			x.path = x.target[:i]
+			break
+		}
+	}
+	x.routes = x.h.routes.Load()
+	x.findHeaders()
+	if a, ok := ctx.RemoteAddr().(*net.TCPAddr); ok {
+		ap := a.AddrPort()
+		ip := ap.Addr().Unmap().AppendTo(x.ipBuf[:0])
+		x.ipLen = len(ip)
+		x.addrLen = len(strconv.AppendUint(append(ip, ':'), uint64(ap.Port()), 10))
+	}
+	x.h.enter(x)
+}
+
+// findHeaders looks for the client's fields that mean something to the handler itself.
+func (x *exchange) findHeaders() {
+	x.requestID = nil
+	for rest := x.raw; ; {
+		_, name, value, next := nextField(rest)
+		if len(name) == 0 {
+			break
+		}
+		rest = next
+		switch {
+		case len(name) == 12 && fieldNamed(name) == fRequestID:
+			if !x.h.opts.ReplaceRequestID && validRequestID(value) {
+				x.requestID = value
+			}
+		case x.h.opts.DebugHeader != "" && string(name) == x.h.opts.DebugHeader: // canonical spelling only
+			x.debug = x.debug || string(value) == "1" || string(value) == "true"
+		}
+	}
+	if x.requestID == nil {
+		x.requestID = appendRequestID(x.idBuf[:0])
+	}
+}
+
+// read finds the route and reads the body.
+func (x *exchange) read() *failure {
+	hd := &x.ctx.Request.Header
+	route, ok := openai.FindRoute(hd.Method(), x.path)
+	x.route = route
+	if !ok {
+		x.unreadBody()
+		if route.Allow != "" {
+			return &failure{outcome: MethodNotAllowed, allow: route.Allow, message: "method not allowed here; use " + route.Allow}
+		}
+		return &failure{outcome: NotFound, message: "there is no such path; see the API reference for what is served"}
+	}
+	if x.h.refusing.Load() {
+		x.unreadBody()
+		return &failure{outcome: ShuttingDown, message: "the gateway is shutting down; try again", retryAfterSeconds: 1, closing: true}
+	}
+	if f := x.checkContent(); f != nil {
+		x.unreadBody()
+		return f
+	}
+	if rej := readBody(x.ctx, x.h.budget, &x.body); rej != nil {
+		f := &failure{outcome: outcomeOf(rej.code), message: rej.reason, closing: true}
+		if f.outcome == Saturated {
+			f.retryAfterSeconds = 1
+		}
+		return f
+	}
+	x.bodyLen = x.body.n
+	var err error
+	switch route.Kind {
+	case openai.KindJSON:
+		err = openai.Peek(route.API, x.body.bytes(), &x.peek)
+	case openai.KindMultipart:
+		err = openai.PeekMultipart(route.API, text(x.ctx.Request.Header.ContentType()), x.body.bytes(), &x.peek)
+	}
+	if err != nil {
+		f := &failure{outcome: BadRequest, message: err.Error()}
+		if be, ok := errors.AsType[*openai.BodyError](err); ok {
+			f.message, f.param = be.Message, be.Field
+		}
+		return f
+	}
+	return nil
+}
+
+// unreadBody has the connection closed after the answer if there is a body that nobody is going to read.
+func (x *exchange) unreadBody() {
+	if n := x.ctx.Request.Header.ContentLength(); n != 0 && x.ctx.RequestBodyStream() != nil {
+		x.closing = true
+	}
+}
+
+// checkContent refuses bodies in a form that can't be looked into.
+func (x *exchange) checkContent() *failure {
+	if ce := x.ctx.Request.Header.ContentEncoding(); len(ce) > 0 && !equalFold(ce, "identity") {
+		return &failure{outcome: UnsupportedMediaType, message: "compressed request bodies are not supported; send it without Content-Encoding", closing: true}
+	}
+	return nil
+}
+
+// resolve finds what the model's name stands for.
+func (x *exchange) resolve() *failure {
+	if x.route.Kind == openai.KindStored {
+		return x.resolveStored()
+	}
+	x.name = x.peek.Model
+	if to, ok := x.routes.aliases[string(x.name)]; ok {
+		x.name = []byte(to)
+		if f := x.splice(); f != nil {
+			return f
+		}
+	}
+	x.snapshot = x.h.table.Load()
+	target := x.snapshot.Target(x.name)
+	if target == nil && len(x.name) == 0 {
+		target = x.onlyBaseModel() // an API that doesn't need a model, and there is only one
+	}
+	if target == nil {
+		return x.unknownModel()
+	}
+	if f := x.usePool(x.snapshot.Pools[target.Pool].Name); f != nil {
+		return f
+	}
+	x.pin()
+	q := &x.query
+	q.Target = target
+	q.PromptBytes = int32(min(x.peek.PromptBytes(), 1<<30))
+	if x.peek.PromptIsTokens {
+		q.PromptTokens, q.ExactPrompt = int32(min(x.peek.PromptTokens, 1<<30)), true
+	}
+	if x.peek.HasMaxTokens {
+		q.MaxTokens = int32(min(x.peek.MaxTokens, 1<<30))
+	}
+	q.N = int32(min(x.peek.Choices(), 1<<16))
+	q.Stream = x.peek.Stream
+	if x.peek.HasPriority {
+		q.Priority = int8(min(max(x.peek.Priority, -128), 127))
+	}
+	switch {
+	case len(x.peek.SessionID) > 0:
+		q.Session = pool.HashName(x.peek.SessionID)
+	case len(x.peek.PromptCacheKey) > 0:
+		q.Session = pool.HashName(x.peek.PromptCacheKey)
+	case len(x.peek.User) > 0:
+		q.Session = pool.HashName(x.peek.User)
+	}
+	return nil
+}
+
+func (x *exchange) usePool(name string) *failure {
+	x.pool = x.routes.pools[name]
+	if x.pool == nil { // the table and the routes are changed one after the other
+		return &failure{outcome: NoEndpoints, message: "the model is being set up; try again", retryAfterSeconds: 1}
+	}
+	return nil
+}
+
+// admit lets the request pass, or says that there are too many.
+func (x *exchange) admit() *failure {
+	if n := x.h.limits.Requests; n > 0 && x.h.Active() > n {
+		return &failure{outcome: Saturated, message: "too many requests are in flight; try again later", retryAfterSeconds: 1}
+	}
+	return nil
+}
+
+// choose books an endpoint for the next attempt.
+func (x *exchange) choose() *failure {
+	began := time.Now()
+	now := x.h.opts.Now()
+	if x.attempt > 0 {
+		// A decision is made on one snapshot, and so is the target it is made for.
+		x.snapshot = x.h.table.Load()
+		t := x.snapshot.Target(x.name)
+		if t == nil && x.query.Target != nil {
+			t = x.snapshot.TargetString(x.query.Target.Name)
+		}
+		if t == nil {
+			return &failure{outcome: NoEndpoints, message: msgNoEndpoints, retryAfterSeconds: 1}
+		}
+		x.query.Target = t
+	}
+	var err error
+	if x.pinned != nil {
+		x.decision, err = x.choosePinned(now)
+	} else {
+		x.decision, err = x.pool.Policy.Choose(&x.query, x.snapshot, now, &x.booking)
+	}
+	x.attemptAt = time.Now()
+	x.deciding += x.attemptAt.Sub(began)
+	if err != nil {
+		f := &failure{outcome: NoEndpoints, message: msgNoEndpoints, err: err, retryAfterSeconds: 1}
+		if errors.Is(err, scoring.ErrTooLong) {
+			f = &failure{outcome: BadRequest, err: err, param: "messages", message: "the request is longer than the context of the model; shorten the prompt or ask for fewer tokens"}
+		}
+		return f
+	}
+	x.deadline = after(x.attemptAt, x.pool.Timeouts.Total)
+	if x.attempt == 0 && x.client != nil {
+		x.client.edge.watch.watch(x.client, &x.lease) // ended in end
+	}
+	if !x.peek.Stream {
+		x.predictFirstToken()
+	}
+	return nil
+}
+
+const msgNoEndpoints = "no model server can take the request now; try again later"
+
+// predictFirstToken has the booking's pending tokens cleared when the prompt has most likely been prefilled, since an
+// answer that isn't streamed doesn't show it.
+func (x *exchange) predictFirstToken() {
+	d := x.pool.Policy.PredictFirstToken(&x.decision)
+	x.timerGen.Store(x.booking.Generation())
+	x.timerAt.Store(time.Now().Add(d).UnixNano())
+	if x.timer == nil {
+		x.timer = time.AfterFunc(d, func() {
+			// A run that was late for an earlier request comes before its time for this one.
+			if gen := x.timerGen.Load(); time.Now().UnixNano() >= x.timerAt.Load() {
+				x.booking.FirstTokenOf(gen)
+			}
+		})
+		return
+	}
+	x.timer.Reset(d)
+}
+
+// forwardBody is the body that endpoints get.
+func (x *exchange) forwardBody() []byte {
+	if x.spliced != nil {
+		return x.spliced
+	}
+	return x.body.bytes()
+}
+
+// splice puts the model's name at the endpoints into the body.
+func (x *exchange) splice() *failure {
+	x.spliced = openai.SpliceModel(nil, x.body.bytes(), &x.peek.Facts, string(x.name))
+	return nil
+}
+
+func (x *exchange) fillRequestHead(h *requestHead, ep *endpoint) {
+	*h = requestHead{
+		method:      x.ctx.Request.Header.Method(),
+		target:      x.target,
+		raw:         x.raw,
+		host:        ep.Address,
+		apiKey:      x.pool.APIKey,
+		dropAuth:    x.pool.DropAuthorization,
+		requestID:   x.requestID,
+		forwarded:   x.h.forwarded,
+		clientIP:    x.ipBuf[:x.ipLen],
+		clientHost:  x.ctx.Request.Header.Host(),
+		https:       x.ctx.IsTLS(),
+		debugHeader: x.h.opts.DebugHeader,
+		length:      len(x.forwardBody()),
+		hasBody:     x.ctx.IsPost() || x.ctx.IsPut() || x.ctx.IsPatch(),
+	}
+}
+
+// panicked accounts for a panic: it costs one request.
+func (h *Handler) panicked(v any) *failure {
+	h.panics.Add(1)
+	h.log.Error("panic while handling a request", zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
+	return &failure{outcome: Internal, message: "internal error", err: fmt.Errorf("panic: %v", v), closing: true}
+}
+
+// Panics returns how many requests have ended in a panic.
+func (h *Handler) Panics() uint64 { return h.panics.Load() }
+
+// text makes a string of bytes that stay as they are while it is used.
+func text(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }

@@ -1,0 +1,547 @@
+package proxy
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"strconv"
+)
+
+// A field is a header field that the gateway knows by name.
+type field uint8
+
+const (
+	fOther field = iota
+	fHopByHop
+	fHost
+	fConnection
+	fContentLength
+	fTransferEncoding
+	fExpect
+	fAuthorization
+	fContentType
+	fContentEncoding
+	fRetryAfter
+	fRequestID
+	fForwarded // Forwarded, X-Forwarded-*, X-Real-IP
+	fForwardedFor
+	fLocation
+	fOurs // X-Kvgate-*
+	fSteering
+)
+
+// fieldNamed classifies a header field. It does not allocate.
+func fieldNamed(name []byte) field {
+	// Fast path: the length and first letter rule out most names.
+	switch len(name) {
+	case 2:
+		if equalFold(name, "te") {
+			return fHopByHop
+		}
+	case 4:
+		if equalFold(name, "host") {
+			return fHost
+		}
+	case 6:
+		if equalFold(name, "expect") {
+			return fExpect
+		}
+	case 7:
+		switch lower(name[0]) {
+		case 't':
+			if equalFold(name, "trailer") {
+				return fHopByHop
+			}
+		case 'u':
+			if equalFold(name, "upgrade") {
+				return fHopByHop
+			}
+		}
+	case 8:
+		if equalFold(name, "location") {
+			return fLocation
+		}
+	case 9:
+		switch lower(name[0]) {
+		case 'f':
+			if equalFold(name, "forwarded") {
+				return fForwarded
+			}
+		case 'x':
+			if equalFold(name, "x-real-ip") {
+				return fForwarded
+			}
+		}
+	case 10:
+		switch lower(name[0]) {
+		case 'c':
+			if equalFold(name, "connection") {
+				return fConnection
+			}
+		case 'k':
+			if equalFold(name, "keep-alive") {
+				return fHopByHop
+			}
+		}
+	case 11:
+		if equalFold(name, "retry-after") {
+			return fRetryAfter
+		}
+	case 12:
+		switch lower(name[0]) {
+		case 'c':
+			if equalFold(name, "content-type") {
+				return fContentType
+			}
+		case 'x':
+			if equalFold(name, "x-request-id") {
+				return fRequestID
+			}
+		}
+	case 13:
+		if equalFold(name, "authorization") {
+			return fAuthorization
+		}
+	case 14:
+		switch {
+		case equalFold(name, "content-length"):
+			return fContentLength
+		case equalFold(name, "http2-settings"):
+			return fHopByHop
+		}
+	case 15:
+		if equalFold(name, "x-forwarded-for") {
+			return fForwardedFor
+		}
+	case 16:
+		switch {
+		case equalFold(name, "content-encoding"):
+			return fContentEncoding
+		case equalFold(name, "proxy-connection"):
+			return fHopByHop
+		}
+	case 17:
+		if equalFold(name, "transfer-encoding") {
+			return fTransferEncoding
+		}
+	case 18, 19:
+		if equalFold(name, "proxy-authenticate") || equalFold(name, "proxy-authorization") {
+			return fHopByHop
+		}
+	}
+	if len(name) > 9 && lower(name[0]) == 'x' {
+		switch {
+		case len(name) > 12 && foldsTo(name[:12], "x-forwarded-"):
+			return fForwarded
+		case foldsTo(name[:9], "x-kvgate-"):
+			return fOurs
+		}
+	}
+	if steersRouting(name) {
+		return fSteering
+	}
+	return fOther
+}
+
+// nextField takes the first field line off block, whose lines end in CR LF and are well formed as checkHead or
+// parseResponse have seen. It returns an empty name at the block's end.
+func nextField(block []byte) (line, name, value, rest []byte) {
+	end := bytes.IndexByte(block, '\n')
+	if end < 2 {
+		return nil, nil, nil, nil
+	}
+	line = block[:end+1]
+	colon := bytes.IndexByte(line, ':')
+	if colon < 0 {
+		return nil, nil, nil, nil
+	}
+	return line, line[:colon], trimSpace(line[colon+1 : end-1]), block[end+1:]
+}
+
+// nominates reports whether one of the comma-separated options of a Connection value is name.
+func nominates(connection, name []byte) bool {
+	for len(connection) > 0 {
+		opt, rest, _ := bytes.Cut(connection, []byte(","))
+		connection = rest
+		if opt = trimSpace(opt); len(opt) == len(name) && bytes.EqualFold(opt, name) {
+			return true
+		}
+	}
+	return false
+}
+
+var (
+	optClose     = []byte("close")
+	optKeepAlive = []byte("keep-alive")
+)
+
+// A forwardedMode says what becomes of X-Forwarded-For, -Proto and -Host.
+type forwardedMode uint8
+
+const (
+	forwardedAppend  forwardedMode = iota // a client's values are kept and ours added
+	forwardedReplace                      // a client's values are dropped
+	forwardedOff                          // they are dropped and none is sent
+)
+
+// A requestHead is what the head of a forwarded request is made from.
+type requestHead struct {
+	method, target []byte
+	raw            []byte // the client's field lines, ending in an empty line or not
+	host           string // the endpoint's
+	apiKey         string // replaces the client's Authorization; "" keeps it
+	dropAuth       bool   // the client's Authorization goes no further
+	requestID      []byte
+	forwarded      forwardedMode
+	clientIP       []byte
+	clientHost     []byte
+	https          bool
+	debugHeader    string // not sent on; "" if there is none
+	length         int    // of the body
+	hasBody        bool
+}
+
+// appendRequestHead appends the head that the endpoint gets: the client's fields with their order and bytes, without
+// those that concern only the client's connection, steer servers, or are ours to set.
+func appendRequestHead(dst []byte, h *requestHead) []byte {
+	dst = append(dst, h.method...)
+	dst = append(dst, ' ')
+	dst = append(dst, h.target...)
+	dst = append(dst, " HTTP/1.1\r\nHost: "...)
+	dst = append(dst, h.host...)
+	dst = append(dst, "\r\n"...)
+
+	connection := connectionOptions(h.raw)
+	var forwardedFor []byte // the last X-Forwarded-For line's value; earlier ones are kept as they are
+	run, at := h.raw, 0     // run[:at] are lines to keep that have not been copied yet
+	for rest := h.raw; ; {
+		line, name, value, next := nextField(rest)
+		if len(name) == 0 {
+			break
+		}
+		rest = next
+		keep := true
+		switch fieldNamed(name) {
+		case fOther, fContentType, fContentEncoding, fRetryAfter, fLocation:
+		case fAuthorization:
+			keep = !h.dropAuth && h.apiKey == ""
+		case fForwardedFor:
+			if keep = false; h.forwarded == forwardedAppend {
+				if forwardedFor != nil {
+					dst = append(dst, "X-Forwarded-For: "...)
+					dst = append(dst, forwardedFor...)
+					dst = append(dst, "\r\n"...)
+				}
+				forwardedFor = value
+			}
+		case fForwarded:
+			// What a client says of proto and host is replaced by what we see of it even when appending: both are
+			// single values, and ours is the one that is true.
+			keep = h.forwarded == forwardedAppend && !ourForwarded(name)
+		default:
+			keep = false
+		}
+		if keep && connection != nil && nominates(connection, name) {
+			keep = false
+		}
+		if keep && h.debugHeader != "" && len(name) == len(h.debugHeader) && bytes.EqualFold(name, []byte(h.debugHeader)) {
+			keep = false
+		}
+		if keep {
+			at += len(line)
+			continue
+		}
+		dst = append(dst, run[:at]...)
+		run, at = rest, 0
+	}
+	dst = append(dst, run[:at]...)
+
+	if h.hasBody || h.length > 0 {
+		dst = append(dst, "Content-Length: "...)
+		dst = strconv.AppendInt(dst, int64(h.length), 10)
+		dst = append(dst, "\r\n"...)
+	}
+	if h.apiKey != "" {
+		dst = append(dst, "Authorization: Bearer "...)
+		dst = append(dst, h.apiKey...)
+		dst = append(dst, "\r\n"...)
+	}
+	dst = append(dst, "X-Request-Id: "...)
+	dst = append(dst, h.requestID...)
+	if h.forwarded != forwardedOff {
+		dst = append(dst, "\r\nX-Forwarded-For: "...)
+		if len(forwardedFor) > 0 {
+			dst = append(dst, forwardedFor...)
+			dst = append(dst, ", "...)
+		}
+		dst = append(dst, h.clientIP...)
+		if h.https {
+			dst = append(dst, "\r\nX-Forwarded-Proto: https"...)
+		} else {
+			dst = append(dst, "\r\nX-Forwarded-Proto: http"...)
+		}
+		if len(h.clientHost) > 0 {
+			dst = append(dst, "\r\nX-Forwarded-Host: "...)
+			dst = append(dst, h.clientHost...)
+		}
+	}
+	return append(dst, "\r\n\r\n"...)
+}
+
+// ourForwarded reports whether name is one of the X-Forwarded fields that we set.
+func ourForwarded(name []byte) bool {
+	return len(name) == 17 && foldsTo(name, "x-forwarded-proto") || len(name) == 16 && foldsTo(name, "x-forwarded-host")
+}
+
+// connectionOptions returns the value of the Connection field, nil if there is none or if it nominates nothing. Several
+// Connection fields, which nobody sends, are joined.
+func connectionOptions(raw []byte) []byte {
+	var all []byte
+	for {
+		_, name, value, rest := nextField(raw)
+		if len(name) == 0 {
+			return all
+		}
+		raw = rest
+		if len(name) == 10 && fieldNamed(name) == fConnection &&
+			!bytes.EqualFold(value, optClose) && !bytes.EqualFold(value, optKeepAlive) {
+			if all == nil {
+				all = value
+			} else { // Slow path
+				all = append(append(append([]byte(nil), all...), ','), value...)
+			}
+		}
+	}
+}
+
+// maxRequestIDBytes bounds a client's X-Request-Id; a longer one is replaced.
+const maxRequestIDBytes = 128
+
+// validRequestID reports whether a client's X-Request-Id can be used: it goes into logs and headers, and some servers
+// make it a part of other names.
+func validRequestID(id []byte) bool {
+	if len(id) == 0 || len(id) > maxRequestIDBytes {
+		return false
+	}
+	for _, c := range id {
+		switch {
+		case c >= '0' && c <= '9', c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z':
+		case c == '-', c == '_', c == '.', c == ':', c == '/', c == '+', c == '=', c == '~', c == '@':
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// appendRequestID appends a new request id: 128 random bits in hexadecimal. It has to be unique, not secret.
+func appendRequestID(dst []byte) []byte {
+	for range 2 {
+		r := rand.Uint64()
+		for range 16 {
+			dst = append(dst, "0123456789abcdef"[r&15])
+			r >>= 4
+		}
+	}
+	return dst
+}
+
+// A framing says how the end of a response's body is known (RFC 9112 6.3).
+type framing uint8
+
+const (
+	noBody framing = iota
+	byLength
+	byChunks
+	byClose
+)
+
+// A response is what the gateway must know of the head of an endpoint's answer.
+type response struct {
+	status      int
+	framing     framing
+	length      int64 // of the body, if framing is byLength; of one that HEAD left out
+	keepAlive   bool  // the connection may carry another request after the body
+	events      bool  // Content-Type is text/event-stream
+	json        bool  // Content-Type is JSON
+	encoded     bool  // the body is compressed
+	retryAfter  int   // seconds; 0: none, or not a number
+	nominations bool  // Connection names fields that go no further
+}
+
+var (
+	errStatusLine    = errors.New("malformed status line")
+	errHTTPVersion   = errors.New("HTTP version is not 1.0 or 1.1")
+	errResponseField = errors.New("malformed header field")
+	errResponseSize  = errors.New("header block is too large")
+	errFraming       = errors.New("Content-Length and Transfer-Encoding contradict each other or HTTP")
+	errSwitched      = errors.New("status 101 though no upgrade was asked for")
+	errInterim       = errors.New("too many interim answers")
+)
+
+// maxResponseFields bounds the fields of a response, and so the work on one.
+const maxResponseFields = 256
+
+// parseStatusLine reads the status line at the front of head, a whole head.
+func parseStatusLine(head []byte) (status int, http10 bool, reason, fields []byte, err error) {
+	end := bytes.IndexByte(head, '\n')
+	if end < len("HTTP/1.1 200\r") || head[end-1] != '\r' || string(head[:5]) != "HTTP/" {
+		return 0, false, nil, nil, errStatusLine
+	}
+	line := head[:end-1]
+	switch string(line[5:9]) {
+	case "1.1 ":
+	case "1.0 ":
+		http10 = true
+	default:
+		return 0, false, nil, nil, errHTTPVersion
+	}
+	for _, c := range line[9:12] {
+		if c < '0' || c > '9' {
+			return 0, false, nil, nil, errStatusLine
+		}
+		status = status*10 + int(c-'0')
+	}
+	if status < 100 || status > 599 || len(line) > 12 && line[12] != ' ' {
+		return 0, false, nil, nil, errStatusLine
+	}
+	if len(line) > 13 {
+		reason = line[13:]
+		for _, c := range reason {
+			if byteClass[c]&isValue == 0 {
+				return 0, false, nil, nil, errStatusLine
+			}
+		}
+	}
+	return status, http10, reason, head[end+1:], nil
+}
+
+// parseResponse reads the fields of a response's head into r, strictly: an answer on whose end two readers could differ
+// is no answer. It appends to dst the fields that the client gets, in their order and bytes; framing and connection
+// fields are left to the caller. headRequest: the request was a HEAD. It does not allocate.
+func parseResponse(dst, fields []byte, status int, http10, headRequest bool, r *response) ([]byte, error) {
+	*r = response{status: status, keepAlive: !http10}
+	var lengths, codings, n int
+	var connection []byte
+	was := len(dst)
+	run, at := fields, 0
+	for rest := fields; len(rest) > 2; {
+		end := bytes.IndexByte(rest, '\n')
+		if end < 2 || rest[end-1] != '\r' {
+			return dst, errResponseField
+		}
+		line := rest[:end+1]
+		rest = rest[end+1:]
+		i := 0
+		for byteClass[line[i]]&isToken != 0 {
+			i++
+		}
+		if i == 0 || line[i] != ':' {
+			return dst, errResponseField
+		}
+		if n++; n > maxResponseFields {
+			return dst, errResponseSize
+		}
+		name := line[:i]
+		if skipValue(line, i+1) != end-1 {
+			return dst, errResponseField
+		}
+		value := trimSpace(line[i+1 : end-1])
+		keep := true
+		switch fieldNamed(name) {
+		case fContentLength:
+			keep = false
+			if lengths++; lengths > 1 {
+				return dst, errFraming
+			}
+			if r.length = parseLength(value); r.length < 0 {
+				return dst, errFraming
+			}
+		case fTransferEncoding:
+			keep = false
+			if codings++; codings > 1 || !equalFold(value, "chunked") || http10 {
+				return dst, errFraming
+			}
+		case fConnection:
+			keep = false
+			if connection != nil {
+				r.keepAlive = false
+			}
+			connection = value
+		case fContentType:
+			r.events = hasMediaType(value, "text/event-stream")
+			r.json = hasMediaType(value, "application/json")
+		case fContentEncoding:
+			r.encoded = !equalFold(value, "identity")
+		case fRetryAfter:
+			if s := parseLength(value); s > 0 && s < 1<<31 {
+				r.retryAfter = int(s)
+			}
+		case fHopByHop, fRequestID, fOurs, fSteering:
+			keep = false
+		}
+		if keep {
+			at += len(line)
+			continue
+		}
+		dst = append(dst, run[:at]...)
+		run, at = rest, 0
+	}
+	dst = append(dst, run[:at]...)
+
+	switch {
+	case connection == nil, equalFold(connection, "keep-alive"):
+		r.keepAlive = r.keepAlive || connection != nil
+	case equalFold(connection, "close"):
+		r.keepAlive = false
+	default: // Slow path
+		if nominates(connection, optClose) {
+			r.keepAlive = false
+		} else if http10 {
+			r.keepAlive = nominates(connection, optKeepAlive)
+		}
+		dst = dropNominated(dst, was, connection)
+	}
+
+	switch {
+	case lengths > 0 && codings > 0:
+		return dst, errFraming
+	case headRequest, status == 204, status == 304:
+		r.framing = noBody
+		if !headRequest {
+			r.length = 0
+		}
+	case codings > 0:
+		r.framing = byChunks
+	case lengths > 0:
+		if r.framing = byLength; r.length == 0 {
+			r.framing = noBody
+		}
+	default:
+		r.framing, r.keepAlive = byClose, false
+	}
+	return dst, nil
+}
+
+// dropNominated removes from dst[from:] the fields that a Connection value names.
+func dropNominated(dst []byte, from int, connection []byte) []byte {
+	out := dst[:from]
+	for rest := dst[from:]; ; {
+		line, name, _, next := nextField(rest)
+		if len(name) == 0 {
+			return out
+		}
+		rest = next
+		if !nominates(connection, name) {
+			out = append(out, line...) // never overtakes rest
+		}
+	}
+}
+
+// hasMediaType reports whether a Content-Type value is of the type, whatever its parameters.
+func hasMediaType(value []byte, want string) bool {
+	if len(value) < len(want) || !equalFold(value[:len(want)], want) {
+		return false
+	}
+	return len(value) == len(want) || value[len(want)] == ';' || value[len(want)] == ' '
+}

@@ -1,0 +1,212 @@
+package proxy
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+
+	"kvgate/openai"
+	"kvgate/pool"
+)
+
+// answerModels answers GET /v1/models and /v1/models/{id} from the table: the servers' own cards, unchanged, each model
+// once, and a card of our own for a name that no server has spoken of yet.
+func (x *exchange) answerModels() *failure {
+	x.snapshot = x.h.table.Load()
+	var body []byte
+	if x.route.Kind == openai.KindModel {
+		id, ok := openai.AppendUnescaped(nil, x.route.ID)
+		if !ok {
+			return &failure{outcome: BadRequest, message: "the model's name is not properly percent-encoded"}
+		}
+		t := x.snapshot.Target(id)
+		if t == nil {
+			x.name = id
+			return x.unknownModel()
+		}
+		body = appendCard(nil, x.snapshot, t)
+	} else {
+		body = append(body, `{"object":"list","data":[`...)
+		for i, t := range modelTargets(x.snapshot) {
+			if i > 0 {
+				body = append(body, ',')
+			}
+			body = appendCard(body, x.snapshot, t)
+		}
+		body = append(body, "]}"...)
+	}
+	x.resp = response{status: 200}
+	w := x.writer()
+	w.b = appendStatusLine(w.b, 200, nil)
+	w.b = append(w.b, "Content-Type: application/json\r\n"...)
+	x.sendWhole(w, body, OK)
+	return nil
+}
+
+// modelTargets returns every name, base models before adapters.
+func modelTargets(s *pool.Snapshot) []*pool.Target {
+	var all []*pool.Target
+	for t := range s.Targets() {
+		all = append(all, t)
+	}
+	slices.SortFunc(all, func(a, b *pool.Target) int {
+		return cmp.Or(cmp.Compare(a.Pool, b.Pool), cmp.Compare(flag(a.Adapter), flag(b.Adapter)), cmp.Compare(a.Name, b.Name))
+	})
+	return all
+}
+
+func flag(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// appendCard appends the model's card, as the first endpoint that serves it has written it.
+func appendCard(b []byte, s *pool.Snapshot, t *pool.Target) []byte {
+	for _, i := range t.Rows {
+		served := s.Rows[i].Served
+		if served == nil {
+			continue
+		}
+		for j := range served.Models {
+			if m := &served.Models[j]; m.ID == t.Name && len(m.Card) > 0 {
+				return append(b, m.Card...)
+			}
+		}
+	}
+	b = append(b, `{"id":`...)
+	b = appendJSONString(b, t.Name)
+	b = append(b, `,"object":"model","created":0,"owned_by":"kvgate"`...)
+	if t.Adapter {
+		b = append(b, `,"parent":`...)
+		b = appendJSONString(b, t.Base)
+	}
+	if t.MaxModelLen > 0 {
+		b = append(b, `,"max_model_len":`...)
+		b = strconv.AppendInt(b, t.MaxModelLen, 10)
+	}
+	return append(b, '}')
+}
+
+// appendJSONString appends s quoted.
+func appendJSONString(b []byte, s string) []byte {
+	const hex = "0123456789abcdef"
+	b = append(b, '"')
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c == '"' || c == '\\':
+			b = append(b, '\\', c)
+		case c < 0x20 || c == 0x7f:
+			b = append(b, '\\', 'u', '0', '0', hex[c>>4], hex[c&15])
+		default:
+			b = append(b, c)
+		}
+	}
+	return append(b, '"')
+}
+
+const (
+	maxCloseMatches = 3
+	// maxCompared bounds the names that an unknown one is compared with, and their length.
+	maxCompared      = 2000
+	maxComparedBytes = 128
+)
+
+// unknownModel says that no endpoint is known to serve x.name, and what was perhaps meant.
+func (x *exchange) unknownModel() *failure {
+	name := string(x.name)
+	if name == "" {
+		return &failure{outcome: BadRequest, param: "model", message: "model is missing; GET /v1/models lists what is served"}
+	}
+	msg := "the model " + strconv.Quote(cut(name, 200)) + " does not exist; "
+	matches := closeMatches(x.snapshot, name)
+	if len(matches) == 0 {
+		msg += "GET /v1/models lists what is served"
+	} else {
+		msg += "did you mean "
+		for i, m := range matches {
+			if i > 0 {
+				msg += " or "
+			}
+			msg += strconv.Quote(m)
+		}
+		msg += "?"
+	}
+	return &failure{outcome: ModelNotFound, param: "model", message: msg}
+}
+
+func cut(s string, n int) string {
+	if len(s) > n {
+		return s[:n] + "…"
+	}
+	return s
+}
+
+// closeMatches returns the served names that are spelled most like name.
+func closeMatches(s *pool.Snapshot, name string) []string {
+	if len(name) > maxComparedBytes {
+		return nil
+	}
+	type match struct {
+		name     string
+		distance int
+	}
+	var found []match
+	n := 0
+	for t := range s.Targets() {
+		if n++; n > maxCompared {
+			break
+		}
+		if len(t.Name) > maxComparedBytes {
+			continue
+		}
+		if d := editDistance(name, t.Name); d <= max(2, len(name)/3) {
+			found = append(found, match{t.Name, d})
+		}
+	}
+	slices.SortFunc(found, func(a, b match) int {
+		return cmp.Or(cmp.Compare(a.distance, b.distance), cmp.Compare(a.name, b.name))
+	})
+	names := make([]string, 0, maxCloseMatches)
+	for _, m := range found[:min(len(found), maxCloseMatches)] {
+		names = append(names, m.name)
+	}
+	return names
+}
+
+// editDistance is the number of bytes to insert, delete or replace to make b of a, letters in any case (Levenshtein).
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if lower(a[i]) != lower(b[j]) {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// onlyBaseModel returns the one base model there is, nil if there are several.
+func (x *exchange) onlyBaseModel() *pool.Target {
+	var only *pool.Target
+	for t := range x.snapshot.Targets() {
+		if t.Adapter {
+			continue
+		}
+		if only != nil {
+			return nil
+		}
+		only = t
+	}
+	return only
+}

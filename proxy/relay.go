@@ -1,0 +1,380 @@
+package proxy
+
+import (
+	"errors"
+	"io"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// A writer collects bytes that are going to the client or the endpoint, so that each goes out in as few writes as it
+// can. It is on loan from a pool and given back whenever a stream is silent.
+type writer struct{ b []byte }
+
+var writerPool = sync.Pool{New: func() any { return &writer{make([]byte, 0, minBufferBytes)} }}
+
+// writer returns the exchange's writer.
+func (x *exchange) writer() *writer {
+	if x.out == nil {
+		x.out = writerPool.Get().(*writer)
+	}
+	return x.out
+}
+
+// dropWriter gives the writer back with what is in it.
+func (x *exchange) dropWriter() {
+	if x.out == nil {
+		return
+	}
+	if cap(x.out.b) <= maxBufferBytes {
+		x.out.b = x.out.b[:0]
+		writerPool.Put(x.out)
+	}
+	x.out = nil
+}
+
+// A chunkState is what the next byte of a chunked body belongs to (RFC 9112 7.1).
+type chunkState uint8
+
+const (
+	chunkSize chunkState = iota
+	chunkExt
+	chunkSizeLF
+	chunkBody
+	chunkBodyCR
+	chunkBodyLF
+	chunkTrailer      // at the beginning of a trailer line
+	chunkTrailerField // within one
+	chunkTrailerLF
+	chunkLastLF
+)
+
+const (
+	// maxSizeDigits keeps a chunk's size within an int64.
+	maxSizeDigits = 15
+	// maxChunkOverheadBytes bounds chunk extensions and trailers of one chunk.
+	maxChunkOverheadBytes = 8 << 10
+)
+
+var errBadChunk = errors.New("malformed chunk")
+
+// A bodyReader takes the payload of a response out of the bytes that carry it.
+type bodyReader struct {
+	framing  framing
+	done     bool
+	state    chunkState
+	digits   uint8
+	overhead int
+	left     int64 // bytes left of the body, or of the chunk
+}
+
+func newBodyReader(r *response) bodyReader {
+	return bodyReader{framing: r.framing, done: r.framing == noBody, left: r.length}
+}
+
+// next returns the first run of payload in in, which may be empty, and how many bytes of in it has used, which is at
+// least one. It neither copies nor allocates.
+func (b *bodyReader) next(in []byte) (data []byte, used int, err error) {
+	switch b.framing {
+	case byClose:
+		return in, len(in), nil
+	case byLength:
+		n := int(min(b.left, int64(len(in))))
+		b.left -= int64(n)
+		b.done = b.left == 0
+		return in[:n], n, nil
+	}
+	i := 0
+	for i < len(in) && !b.done {
+		if b.state == chunkBody {
+			n := int(min(b.left, int64(len(in)-i)))
+			b.left -= int64(n)
+			if b.left == 0 {
+				b.state = chunkBodyCR
+			}
+			// The line end behind the data is usually there already, and saves a turn.
+			used = i + n
+			if b.state == chunkBodyCR && len(in)-used >= 2 && in[used] == '\r' && in[used+1] == '\n' {
+				b.beginChunk()
+				return in[i : i+n], used + 2, nil
+			}
+			return in[i : i+n], used, nil
+		}
+		if !b.frame(in[i]) {
+			return nil, i, errBadChunk
+		}
+		i++
+	}
+	return nil, i, nil
+}
+
+func (b *bodyReader) beginChunk() {
+	b.state, b.digits, b.overhead, b.left = chunkSize, 0, 0, 0
+}
+
+// frame takes one byte of chunk framing and reports whether it may stand there.
+func (b *bodyReader) frame(c byte) bool {
+	switch b.state {
+	case chunkSize:
+		switch {
+		case byteClass[c]&isHexDig != 0 && b.digits < maxSizeDigits:
+			b.digits++
+			b.left = b.left<<4 | int64(unhex(c))
+		case b.digits == 0:
+			return false
+		case c == '\r':
+			b.state = chunkSizeLF
+		case c == ';', c == ' ', c == '\t':
+			b.state = chunkExt
+		default:
+			return false
+		}
+	case chunkExt:
+		if b.overhead++; b.overhead > maxChunkOverheadBytes {
+			return false
+		}
+		if c == '\r' {
+			b.state = chunkSizeLF
+		} else if byteClass[c]&isValue == 0 {
+			return false
+		}
+	case chunkSizeLF:
+		if c != '\n' {
+			return false
+		}
+		if b.state = chunkBody; b.left == 0 {
+			b.state = chunkTrailer
+		}
+	case chunkBodyCR:
+		if c != '\r' {
+			return false
+		}
+		b.state = chunkBodyLF
+	case chunkBodyLF:
+		if c != '\n' {
+			return false
+		}
+		b.beginChunk()
+	case chunkTrailer, chunkTrailerField:
+		// Trailer fields are dropped.
+		if b.overhead++; b.overhead > maxChunkOverheadBytes {
+			return false
+		}
+		switch {
+		case c == '\r' && b.state == chunkTrailer:
+			b.state = chunkLastLF
+		case c == '\r':
+			b.state = chunkTrailerLF
+		case byteClass[c]&isValue == 0:
+			return false
+		default:
+			b.state = chunkTrailerField
+		}
+	case chunkTrailerLF:
+		if c != '\n' {
+			return false
+		}
+		b.state = chunkTrailer
+	case chunkLastLF:
+		if c != '\n' {
+			return false
+		}
+		b.done = true
+	}
+	return true
+}
+
+const (
+	// directBytes is the size from which payload is written from where it was read, by writev, and not copied first.
+	directBytes = 8 << 10
+	// flushBytes is how much is collected at most.
+	flushBytes = 32 << 10
+	// heldBytes is how much of an answer is held back at most before it is known to be no error to move on from.
+	heldBytes = 16 << 10
+)
+
+// relay sends the answer, whose head has been read, to the client as its bytes come.
+func (x *exchange) relay(ep *endpoint, firstToken time.Time) *failure {
+	c, t := x.conn, &x.pool.Timeouts
+	body := newBodyReader(&x.resp)
+	x.beginAnswer(x.resp.framing, x.resp.length)
+	x.startScan()
+	// Fast path: the head goes out with the first bytes of the body, so that a failure before them is still an answer
+	// of our own, and a small answer is one write.
+	hold := x.holdsFirstEvent()
+	until := earlier(firstToken, x.deadline)
+	for !body.done {
+		in := c.unread()
+		if len(in) == 0 {
+			if !hold {
+				if f := x.flushBody(); f != nil {
+					return f
+				}
+			}
+			err := x.await(c, until)
+			if err == nil {
+				continue
+			}
+			if body.framing == byClose && errors.Is(err, io.EOF) && x.lease.cancelled() == notCancelled {
+				break // RFC 9112 6.3(8): nothing tells this from a clean end
+			}
+			return x.cut(x.brokenOff(err))
+		}
+		data, used, err := body.next(in)
+		c.r += used
+		if err != nil {
+			return x.cut(&failure{outcome: EndpointReset, err: err, message: msgAnswer})
+		}
+		if len(data) == 0 {
+			continue
+		}
+		x.bytesOut += int64(len(data))
+		x.scan(data)
+		if x.peek.Stream && t.Idle > 0 {
+			until = earlier(time.Now().Add(t.Idle), x.deadline)
+		} else {
+			until = x.deadline
+		}
+		if hold {
+			if f := x.weighFirstEvent(ep); f != nil {
+				return f
+			}
+			hold = !x.firstEventKnown() && len(x.out.b)+len(data) < heldBytes
+		}
+		if f := x.emit(data, hold); f != nil {
+			return f
+		}
+	}
+	x.endScan()
+	// The endpoint has done its part: whoever is chosen next should see that, even if this client takes its time.
+	x.giveBack(ep, true)
+	x.booking.End()
+	if x.chunkedOut {
+		x.writer().b = append(x.out.b, "0\r\n\r\n"...)
+	}
+	return x.flushBody()
+}
+
+// beginAnswer completes the head in the writer. The body will follow in the framing that suits the client: with the
+// length where it is known, else chunked, else ended by closing the connection.
+func (x *exchange) beginAnswer(fr framing, length int64) {
+	x.chunkedOut = false
+	b := x.writer().b
+	switch {
+	case fr == byLength, fr == noBody && (!x.headRequest || length > 0) && x.resp.status != 204 && x.resp.status != 304:
+		b = append(b, "Content-Length: "...)
+		b = strconv.AppendInt(b, length, 10)
+		b = append(b, "\r\n"...)
+	case fr == noBody:
+	case x.http10:
+		x.closing = true
+	default:
+		x.chunkedOut = true
+		b = append(b, "Transfer-Encoding: chunked\r\n"...)
+	}
+	x.out.b = x.endHead(b, x.relayed())
+}
+
+// emit puts payload into the writer, and what has gathered there on its way if it is much and not held back.
+func (x *exchange) emit(data []byte, hold bool) *failure {
+	w := x.writer()
+	if x.chunkedOut {
+		w.b = strconv.AppendUint(w.b, uint64(len(data)), 16)
+		w.b = append(w.b, "\r\n"...)
+	}
+	if len(data) >= directBytes && !hold {
+		x.vec3 = [3][]byte{w.b, data, nil}
+		if x.chunkedOut {
+			x.vec3[2] = crlf
+		}
+		f := x.sendBuffers()
+		w.b = w.b[:0]
+		return f
+	}
+	w.b = append(w.b, data...)
+	if x.chunkedOut {
+		w.b = append(w.b, "\r\n"...)
+	}
+	if len(w.b) >= flushBytes && !hold {
+		return x.flushBody()
+	}
+	return nil
+}
+
+// flushBody sends what has gathered and gives the writer back.
+func (x *exchange) flushBody() *failure {
+	if x.out == nil {
+		return nil
+	}
+	if len(x.out.b) == 0 {
+		x.dropWriter()
+		return nil
+	}
+	x.committed = true
+	_, err := x.client.send(x.out.b)
+	x.dropWriter()
+	return x.clientFailure(err)
+}
+
+// sendBuffers sends vec3.
+func (x *exchange) sendBuffers() *failure {
+	x.committed = true
+	x.bufs = x.vec3[:]
+	err := x.client.sendBuffers(&x.bufs)
+	x.vec3 = [3][]byte{}
+	return x.clientFailure(err)
+}
+
+// clientFailure explains an error of writing to the client.
+func (x *exchange) clientFailure(err error) *failure {
+	switch {
+	case err == nil:
+		return nil
+	case isTimeout(err):
+		err = errors.New("the client took none of the answer for too long")
+	case errors.Is(err, net.ErrClosed):
+		err = errors.New("the connection to the client was closed")
+	}
+	x.closing = true
+	return &failure{outcome: ClientGone, err: err, closing: true}
+}
+
+// cut ends an answer that failed. One that has begun is cut off so that the client can tell: an error event if it is a
+// stream, and no proper end.
+func (x *exchange) cut(f *failure) *failure {
+	if !x.committed {
+		x.dropWriter()
+		return f
+	}
+	x.closing = true
+	f.closing = true
+	if f.outcome == ClientGone {
+		return f
+	}
+	w := x.writer()
+	if x.resp.events && !x.resp.encoded && (x.chunkedOut || x.http10) {
+		event := x.appendErrorEvent(nil, f)
+		if x.chunkedOut {
+			w.b = strconv.AppendUint(w.b, uint64(len(event)), 16)
+			w.b = append(w.b, "\r\n"...)
+			w.b = append(w.b, event...)
+			w.b = append(w.b, "\r\n"...)
+		} else {
+			w.b = append(w.b, event...)
+		}
+	} else if x.http10 && x.resp.framing != byLength {
+		x.client.resetOnClose() // nothing else tells the end of a 1.0 answer from its middle
+	}
+	x.flushBody()
+	return f
+}
+
+// relayed is the outcome of an answer that is passed on as it is.
+func (x *exchange) relayed() Outcome {
+	if x.resp.status >= 400 {
+		return EndpointStatus
+	}
+	return OK
+}
