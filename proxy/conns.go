@@ -144,7 +144,9 @@ type endpointConn struct {
 
 func newEndpointConn(c net.Conn, config *tls.Config) *endpointConn {
 	ec := &endpointConn{Conn: c, config: config}
-	_, ec.plain = c.(*net.TCPConn)
+	if _, ok := c.(*net.TCPConn); ok {
+		ec.plain = canTryRead
+	}
 	ec.tcp = rawConn(c)
 	ec.checkAlive = ec.peek
 	ec.readSome = ec.tryRead
@@ -437,3 +439,22 @@ func (es *endpoints) all() []*endpoint {
 
 // isTimeout reports whether err is a deadline that passed.
 func isTimeout(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
+
+// rawConn returns the descriptor of a TCP connection, also from under TLS, nil if
+// there is none.
+func rawConn(c net.Conn) syscall.RawConn {
+	for {
+		if sc, ok := c.(syscall.Conn); ok {
+			rc, err := sc.SyscallConn()
+			if err != nil {
+				return nil
+			}
+			return rc
+		}
+		u, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			return nil
+		}
+		c = u.NetConn()
+	}
+}

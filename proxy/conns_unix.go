@@ -7,6 +7,9 @@ import (
 	"syscall"
 )
 
+// canTryRead: tryRead can wait without a buffer.
+const canTryRead = true
+
 // peek looks at the next byte of an idle connection without taking it: there must be none.
 func (c *endpointConn) peek(fd uintptr) {
 	var b [1]byte

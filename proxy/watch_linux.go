@@ -3,7 +3,6 @@ package proxy
 import (
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"sync"
 	"syscall"
@@ -127,23 +126,4 @@ func (w *watcher) unregister(c *clientConn) {
 func (w *watcher) close() {
 	w.file.Close()
 	<-w.done
-}
-
-// rawConn returns the descriptor of a TCP connection, also from under TLS, nil if
-// there is none.
-func rawConn(c net.Conn) syscall.RawConn {
-	for {
-		if sc, ok := c.(syscall.Conn); ok {
-			rc, err := sc.SyscallConn()
-			if err != nil {
-				return nil
-			}
-			return rc
-		}
-		u, ok := c.(interface{ NetConn() net.Conn })
-		if !ok {
-			return nil
-		}
-		c = u.NetConn()
-	}
 }
