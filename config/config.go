@@ -252,7 +252,9 @@ type Discovery struct {
 	// File reads endpoints from a file that is watched: YAML or JSON in the form of Prometheus' file_sd, a list of
 	// {targets: [URL, …], labels: {…}}. A plain string is its path.
 	File *FileSource `yaml:"file" example:""`
-	// DNS looks endpoints up by name. A plain string is the name.
+	// DNS looks endpoints up by name, at the name servers of /etc/resolv.conf. An address that answers no longer hold is
+	// dropped after the third such answer, the last ones only after a minute: DNS errs more often than servers vanish.
+	// With scheme https set tls.server_name, since endpoints are then addressed by IP.
 	DNS *DNSSource `yaml:"dns" example:""`
 }
 
@@ -282,14 +284,15 @@ type FileSource struct {
 // DNSSource is a name that resolves to endpoints.
 type DNSSource struct {
 	// Name is the host name, such as a headless service, or with type srv the full SRV name.
-	Name string `yaml:"name" example:"llama.models.svc.cluster.local" short:"true"`
-	// Type is a (A and AAAA records) or srv.
+	Name string `yaml:"name" example:"llama.models.svc.cluster.local"`
+	// Type is a (A records, or AAAA where there are none) or srv.
 	Type string `yaml:"type" enum:"a,srv"`
 	// Port is the endpoints' port. With type srv the records say it.
 	Port int `yaml:"port" example:"8000" min:"1" max:"65535"`
 	// Scheme is http or https.
 	Scheme string `yaml:"scheme" enum:"http,https"`
-	// Interval is the time between two lookups.
+	// Interval is the longest time between two lookups. Records with a shorter TTL are looked up again when it is over,
+	// at most once a second.
 	Interval time.Duration `yaml:"interval" min:"100ms" max:"1h"`
 }
 
