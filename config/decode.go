@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"gopkg.in/yaml.v3"
@@ -57,8 +58,19 @@ type field struct {
 	typ      reflect.Type
 }
 
+var fieldCache sync.Map // reflect.Type to []field
+
 // fieldsOf lists the keys of a struct type in their order, those of inlined structs among them.
-func fieldsOf(t reflect.Type) (out []field) {
+func fieldsOf(t reflect.Type) []field {
+	if fs, ok := fieldCache.Load(t); ok {
+		return fs.([]field)
+	}
+	fs := readFields(t)
+	fieldCache.Store(t, fs)
+	return fs
+}
+
+func readFields(t reflect.Type) (out []field) {
 	for i := range t.NumField() {
 		sf := t.Field(i)
 		if !sf.IsExported() {
@@ -230,8 +242,9 @@ func (d *decoder) structure(path string, at, n *yaml.Node, v reflect.Value) {
 			}
 		}
 	}
+	keys := names(fs)
 	for _, p := range pairs {
-		if !slices.Contains(names(fs), p.key.Value) {
+		if !d.spent() && !slices.Contains(keys, p.key.Value) {
 			d.add(p.key, join(path, p.key.Value), "unknown key", unknownKey(p.key.Value, v.Type(), fs))
 		}
 	}
