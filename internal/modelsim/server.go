@@ -241,7 +241,10 @@ func (s *Server) listen(addr string) error {
 	if err != nil {
 		return err
 	}
-	s.addr, s.ln = ln.Addr().String(), ln
+	s.ln = ln
+	if s.addr == "" { // the same ever after
+		s.addr = ln.Addr().String()
+	}
 	if s.http == nil {
 		s.http = &http.Server{
 			Handler:           http.HandlerFunc(s.serve),
