@@ -243,7 +243,7 @@ func (c *clientConn) beginBody(hi *headInfo) {
 	default:
 		return
 	}
-	c.expect = hi.expect
+	c.expect = hi.expect && c.r == c.w // not if the body has begun already
 	c.unread.Store(true)
 }
 
@@ -254,9 +254,12 @@ func (c *clientConn) endMessage() {
 	c.unread.Store(false)
 }
 
-// bodyPending reports whether the current request has a body that has not been read.
-// Who answers without reading it should close the connection if it may be large.
-func (c *clientConn) bodyPending() bool { return c.phase != inHead }
+// bodyLeft reports whether so much of the current request's body is unread that the
+// connection will be closed after the answer rather than the rest skipped, so that the
+// answer should say so.
+func (c *clientConn) bodyLeft() bool {
+	return c.phase != inHead && (c.expect || c.phase == inBody && c.left > maxSkipBytes)
+}
 
 // readBody reads the body of the current request into r, which must be empty; without
 // a body r stays empty. b bounds what all bodies together hold. After a refusal r is
@@ -265,8 +268,8 @@ func (c *clientConn) readBody(b *budget, r *requestBody) *rejection {
 	if c.phase == inHead {
 		return nil
 	}
-	if c.expect && c.r == c.w {
-		if _, err := c.Conn.Write(goOn); err != nil {
+	if c.expect {
+		if _, err := c.send(goOn); err != nil {
 			c.refuseWith(errClientGone)
 			return errClientGone
 		}
@@ -384,12 +387,12 @@ func (c *clientConn) endOfBody(err error) *rejection {
 // connection is to be closed: more of it would come than is worth reading, or the
 // client is waiting for a word to send it.
 func (c *clientConn) skipBody() error {
-	if c.expect && c.r == c.w {
+	if c.bodyLeft() {
 		return io.EOF
 	}
 	for skipped := 0; c.phase != inHead; {
 		if c.r == c.w {
-			if c.phase == inBody && c.left > maxSkipBytes || skipped > maxSkipBytes || c.fill() != nil {
+			if skipped > maxSkipBytes || c.fill() != nil {
 				return io.EOF
 			}
 		}

@@ -254,7 +254,8 @@ func (c *scriptedConn) Read(p []byte) (int, error) {
 
 func (c *scriptedConn) Write(p []byte) (int, error) { return len(p), nil }
 
-func (c *scriptedConn) SetReadDeadline(time.Time) error { return nil }
+func (c *scriptedConn) SetReadDeadline(time.Time) error  { return nil }
+func (c *scriptedConn) SetWriteDeadline(time.Time) error { return nil }
 
 type goneCounter struct{ n atomic.Int32 }
 
