@@ -138,7 +138,6 @@ type Candidates struct {
 	tries   int
 	tier    tier
 	matched []match
-	scale   blockScale // of matched
 
 	index    []int32 // into snapshot.Rows
 	versions []uint64

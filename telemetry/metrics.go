@@ -81,9 +81,8 @@ type poolSeries struct {
 }
 
 type endpointSeries struct {
-	outcomes       atomic.Pointer[[]outcomeCounter]
-	scraped, fails prometheus.Counter
-	missing        bool // not in the table at the last sweep; under mu
+	attempts, scrapes atomic.Pointer[[]outcomeCounter]
+	missing           bool // not in the table at the last sweep; under mu
 }
 
 // New returns metrics that count from zero.
@@ -154,7 +153,7 @@ func (m *Metrics) Observe(r *Record) {
 	for i := range r.Attempts {
 		a := &r.Attempts[i]
 		e := m.endpoint(a.Endpoint)
-		count(m, &e.outcomes, a.Outcome, 0, func(outcome string, _ int) prometheus.Counter {
+		count(m, &e.attempts, a.Outcome, 0, func(outcome string, _ int) prometheus.Counter {
 			return m.attempts.WithLabelValues(strings.Clone(a.Endpoint), outcome)
 		})
 	}
@@ -305,21 +304,19 @@ func (m *Metrics) endpoint(id string) *endpointSeries {
 		return e
 	}
 	id = strings.Clone(id)
-	e := &endpointSeries{scraped: m.scrapes.WithLabelValues(id, "ok"), fails: m.scrapes.WithLabelValues(id, "failed")}
+	e := &endpointSeries{}
 	next := maps.Clone(endpoints)
 	next[id] = e
 	m.endpoints.Store(&next)
 	return e
 }
 
-// ObserveScrape counts one scrape of an endpoint's metrics page.
-func (m *Metrics) ObserveScrape(endpoint string, took time.Duration, err error) {
-	e := m.endpoint(endpoint)
-	if err != nil {
-		e.fails.Inc()
-	} else {
-		e.scraped.Inc()
-	}
+// ObserveScrape counts one scrape of an endpoint's metrics page. The result is "ok" or a word for what went wrong, from a
+// closed list.
+func (m *Metrics) ObserveScrape(endpoint string, took time.Duration, result string) {
+	count(m, &m.endpoint(endpoint).scrapes, result, 0, func(result string, _ int) prometheus.Counter {
+		return m.scrapes.WithLabelValues(endpoint, result)
+	})
 	m.scrapeDuration.Observe(took.Seconds())
 }
 

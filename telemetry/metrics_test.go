@@ -1,7 +1,6 @@
 package telemetry
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -99,8 +98,8 @@ func TestDefinitionsAreThePage(t *testing.T) {
 	}, At: 2e9})
 	m := New(Options{Table: tab, Now: func() pool.Instant { return 3e9 }, MaxModels: 1})
 	m.Observe(okRecord("m"))
-	m.ObserveScrape("p/a", time.Millisecond, nil)
-	m.ObserveScrape("p/a", time.Millisecond, errors.New("x"))
+	m.ObserveScrape("p/a", time.Millisecond, "ok")
+	m.ObserveScrape("p/a", time.Millisecond, "timeout")
 	m.SetReload(true, time.Unix(1700000000, 0))
 	m.SetDraining()
 	got := page(t, m)
@@ -123,7 +122,7 @@ func TestDefinitionsAreThePage(t *testing.T) {
 	}
 	wantLines(t, got, `kvgate_endpoint_kv_cache_utilization_ratio{endpoint="p/a"} 0.5`, `kvgate_endpoint_waiting_requests{endpoint="p/a"} 2`,
 		`kvgate_scrape_age_seconds{endpoint="p/a"} 1`, `kvgate_config_last_reload_success_timestamp_seconds 1.7e+09`,
-		`kvgate_scrapes_total{endpoint="p/a",result="failed"} 1`, `kvgate_endpoint_foreign_requests{endpoint="p/a"} 5`)
+		`kvgate_scrapes_total{endpoint="p/a",result="timeout"} 1`, `kvgate_endpoint_foreign_requests{endpoint="p/a"} 5`)
 	families, err := m.Registry().Gather()
 	if err != nil {
 		t.Fatal(err)

@@ -127,7 +127,7 @@ var (
 	})
 	Scrapes = def(Definition{
 		Name: "kvgate_scrapes_total", Kind: Counter, Labels: []string{LabelEndpoint, LabelResult},
-		Help: "Scrapes of metrics pages, ok or failed.",
+		Help: "Scrapes of metrics pages, by result: ok, or what went wrong.",
 	})
 	ScrapeDuration = def(Definition{
 		Name: "kvgate_scrape_duration_seconds", Kind: Histogram, Buckets: scrapeBuckets,

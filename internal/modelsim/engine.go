@@ -382,10 +382,7 @@ func (e *Engine) schedule(now time.Duration) (time.Duration, bool) {
 	// Running ones first, in order: one token, or the next chunk of a prompt.
 	for i := 0; i < len(e.running); i++ {
 		r := e.running[i]
-		n := r.target - r.computed
-		if n > budget {
-			n = budget
-		}
+		n := min(r.target-r.computed, budget)
 		if n == 0 {
 			r.step = 0
 			continue

@@ -1,0 +1,328 @@
+// Package admin is the second listener: metrics, health, reload, and what the gateway knows and why it chose. It is meant
+// for loopback or a trusted network and has no authentication. It runs on net/http and must not import proxy or gateway:
+// what it needs of them comes in as functions.
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kvgate/internal/version"
+	"kvgate/pool"
+	"kvgate/scoring"
+	"kvgate/telemetry"
+)
+
+// Options are what the pages show and do. A nil function leaves its page out.
+type Options struct {
+	Table   *pool.Table         // required
+	Now     func() pool.Instant // the table's clock; required
+	Metrics http.Handler        // serves /metrics
+	Recent  *telemetry.Recent   // the last requests
+
+	// Missing lists what keeps the gateway from being ready; none is ready. It must not block.
+	Missing func() []string
+	// Reload loads the configuration again. It returns what it did, or an error whose text is for people.
+	Reload func(context.Context) (ReloadResult, error)
+	// Config returns the configuration in use, as YAML without secrets.
+	Config func() []byte
+	// Explain returns how a request with this body to this path would be decided.
+	Explain func(path string, body []byte) (scoring.Explanation, error)
+	// Sources returns how discovery is doing, as JSON-ready values.
+	Sources func() any
+
+	MaxBodyBytes int64       // of a body to explain; default 32 MiB
+	Log          *zap.Logger // nil logs nothing
+}
+
+// A ReloadResult is what a reload did.
+type ReloadResult struct {
+	Changed      bool     `json:"changed"`                 // false: the input is what is in use already
+	File         string   `json:"file"`                    // that was read
+	Hash         string   `json:"hash"`                    // of the configuration now in use, SHA-256
+	NeedsRestart []string `json:"needs_restart,omitempty"` // keys that were changed and take effect after a restart only
+	Warnings     []string `json:"warnings,omitempty"`
+}
+
+// A Server is the admin listener.
+type Server struct {
+	o    Options
+	http *http.Server
+}
+
+const (
+	answerTimeout = 30 * time.Second
+	maxProfile    = 5 * time.Minute // longest profile or trace
+)
+
+// New returns a server that answers once Serve is called.
+func New(o Options) *Server {
+	if o.Table == nil || o.Now == nil {
+		panic("BUG: admin.Options needs Table and Now")
+	}
+	if o.MaxBodyBytes == 0 {
+		o.MaxBodyBytes = 32 << 20
+	}
+	if o.Log == nil {
+		o.Log = zap.NewNop()
+	}
+	s := &Server{o: o}
+	s.http = &http.Server{
+		Handler:           s.handler(),
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       answerTimeout,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    32 << 10,
+		// What clients do wrong is theirs; what goes wrong here is logged where it happens.
+		ErrorLog: log.New(io.Discard, "", 0),
+	}
+	return s
+}
+
+// Serve answers requests on ln until Shutdown. On a loopback address it refuses requests for other host names: a web page
+// that had its own name resolve to 127.0.0.1 (DNS rebinding) could read everything here otherwise.
+func (s *Server) Serve(ln net.Listener) error {
+	if a, ok := ln.Addr().(*net.TCPAddr); ok && a.IP.IsLoopback() {
+		next := s.http.Handler
+		s.http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if !localName(r.Host) {
+				http.Error(w, fmt.Sprintf("host %q is not this listener; ask for localhost or an address", clip(r.Host)), http.StatusForbidden)
+				return
+			}
+			next.ServeHTTP(w, r)
+		})
+	}
+	if err := s.http.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("admin listener: %w", err)
+	}
+	return nil
+}
+
+// Shutdown stops accepting and waits for running requests, or for ctx; then it cuts what is left.
+func (s *Server) Shutdown(ctx context.Context) {
+	if s.http.Shutdown(ctx) != nil {
+		_ = s.http.Close()
+	}
+}
+
+// localName reports whether host, as in a Host header, is an address or a name of this machine. An address is fine: a
+// browser does not send it for a page of somebody's domain.
+func localName(host string) bool {
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	host = strings.ToLower(strings.TrimSuffix(strings.Trim(host, "[]"), "."))
+	_, err := netip.ParseAddr(host)
+	return err == nil || host == "localhost" || strings.HasSuffix(host, ".localhost")
+}
+
+func clip(s string) string { return s[:min(len(s), 100)] }
+
+func (s *Server) handler() http.Handler {
+	mux := http.NewServeMux()
+	get := func(path string, on bool, h http.HandlerFunc) {
+		if on {
+			mux.HandleFunc("GET "+path, h)
+		}
+	}
+	get("/-/healthy", true, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "healthy") })
+	get("/-/ready", s.o.Missing != nil, s.ready)
+	if s.o.Metrics != nil {
+		mux.Handle("GET /metrics", s.o.Metrics)
+	}
+	get("/debug/snapshot", true, s.snapshot)
+	get("/debug/models", true, s.models)
+	get("/debug/decisions", s.o.Recent != nil, s.decisions)
+	get("/debug/config", s.o.Config != nil, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/yaml")
+		_, _ = w.Write(s.o.Config())
+	})
+	get("/debug/sources", s.o.Sources != nil, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, 200, s.o.Sources()) })
+	get("/debug/version", true, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, 200, version.Get()) })
+	if s.o.Reload != nil {
+		mux.HandleFunc("POST /-/reload", s.reload)
+	}
+	if s.o.Explain != nil {
+		mux.HandleFunc("POST /debug/explain", s.explain)
+	}
+	get("/debug/pprof/", true, pprof.Index)
+	get("/debug/pprof/cmdline", true, func(w http.ResponseWriter, r *http.Request) {
+		http.Error(w, "not shown", http.StatusNotFound) // flags are nobody's business here
+	})
+	get("/debug/pprof/profile", true, pprof.Profile)
+	get("/debug/pprof/symbol", true, pprof.Symbol)
+	get("/debug/pprof/trace", true, pprof.Trace)
+	get("/{$}", true, index)
+
+	// Web pages of other origins may not post here.
+	guarded := http.NewCrossOriginProtection().Handler(mux)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		limit := int64(4 << 10)
+		if r.URL.Path == "/debug/explain" {
+			limit = s.o.MaxBodyBytes
+		}
+		r.Body = http.MaxBytesReader(w, r.Body, limit)
+		wait := answerTimeout
+		if strings.HasPrefix(r.URL.Path, "/debug/pprof/") {
+			seconds, _ := strconv.ParseFloat(r.URL.Query().Get("seconds"), 64)
+			if seconds > maxProfile.Seconds() {
+				http.Error(w, fmt.Sprintf("seconds=%g; at most %g", seconds, maxProfile.Seconds()), http.StatusBadRequest)
+				return
+			}
+			wait += maxProfile
+		}
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(wait))
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		w.Header().Set("Cache-Control", "no-store")
+		guarded.ServeHTTP(w, r)
+	})
+}
+
+func index(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	fmt.Fprint(w, `kvgate, admin listener
+
+GET  /metrics             for Prometheus
+GET  /-/healthy           the process lives
+GET  /-/ready             it can take requests; otherwise what is missing
+POST /-/reload            load the configuration again, all or nothing
+GET  /debug/snapshot      every endpoint and what is known of it
+GET  /debug/models        every name that clients may ask for
+GET  /debug/decisions?n=  the last requests, where they went and why
+POST /debug/explain?path= how a request with this body would be decided (&format=text for people)
+GET  /debug/config        the configuration in use, without secrets
+GET  /debug/sources       how discovery is doing
+GET  /debug/version       what was built
+GET  /debug/pprof/        Go's profiles
+`)
+}
+
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	_ = enc.Encode(v) // the client has gone, or it hasn't
+}
+
+// An errorBody is how every error here is told.
+type errorBody struct {
+	Error string `json:"error"`
+}
+
+func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
+	if missing := s.o.Missing(); len(missing) > 0 {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		fmt.Fprintf(w, "not ready: %s\n", strings.Join(missing, "; "))
+		return
+	}
+	fmt.Fprintln(w, "ready")
+}
+
+func (s *Server) reload(w http.ResponseWriter, r *http.Request) {
+	res, err := s.o.Reload(r.Context())
+	if err != nil {
+		writeJSON(w, http.StatusUnprocessableEntity, errorBody{err.Error()})
+		return
+	}
+	writeJSON(w, 200, res)
+}
+
+func (s *Server) snapshot(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, 200, View(s.o.Table, s.o.Now()))
+}
+
+// View is the table as /debug/snapshot shows it: with why the last scrape of each endpoint failed.
+func View(t *pool.Table, now pool.Instant) pool.View {
+	snap := t.Load()
+	v := snap.View(now)
+	for i := range snap.Rows {
+		if err, failures := t.LastError(snap.Rows[i].Endpoint); err != nil {
+			v.Endpoints[i].Error = err.Error()
+			if failures > 1 {
+				v.Endpoints[i].Error = fmt.Sprintf("%v (%d times in a row)", err, failures)
+			}
+		}
+	}
+	return v
+}
+
+// A ModelView is one name that clients may ask for.
+type ModelView struct {
+	ID          string   `json:"id"`
+	Pool        string   `json:"pool"`
+	Adapter     bool     `json:"adapter"`
+	Base        string   `json:"base,omitempty"` // of an adapter
+	MaxModelLen *int64   `json:"max_model_len"`  // tokens; null is unknown
+	Endpoints   []string `json:"endpoints"`      // IDs of those that serve it
+}
+
+// A ModelsView is what /debug/models shows.
+type ModelsView struct {
+	Version uint64      `json:"version"`
+	Models  []ModelView `json:"models"`
+}
+
+func (s *Server) models(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, 200, Models(s.o.Table.Load()))
+}
+
+// Models lists every name that is served, by pool, base models first.
+func Models(s *pool.Snapshot) ModelsView {
+	v := ModelsView{Version: s.Version, Models: []ModelView{}}
+	for t := range s.Targets() {
+		m := ModelView{ID: t.Name, Pool: s.Pools[t.Pool].Name, Adapter: t.Adapter, Endpoints: []string{}}
+		if t.Adapter {
+			m.Base = t.Base
+		}
+		if t.MaxModelLen > 0 {
+			m.MaxModelLen = &t.MaxModelLen
+		}
+		for _, r := range t.Rows {
+			m.Endpoints = append(m.Endpoints, s.Rows[r].Endpoint.ID)
+		}
+		v.Models = append(v.Models, m)
+	}
+	sortModels(v.Models)
+	return v
+}
+
+func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		status := http.StatusBadRequest
+		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+			status = http.StatusRequestEntityTooLarge
+		}
+		writeJSON(w, status, errorBody{"reading the body: " + err.Error()})
+		return
+	}
+	path := r.URL.Query().Get("path")
+	if path == "" {
+		path = "/v1/chat/completions"
+	}
+	e, err := s.o.Explain(path, body)
+	if err != nil {
+		writeJSON(w, http.StatusBadRequest, errorBody{err.Error()})
+		return
+	}
+	if r.URL.Query().Get("format") == "text" {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		fmt.Fprint(w, e.String())
+		return
+	}
+	writeJSON(w, 200, e)
+}

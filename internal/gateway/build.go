@@ -1,0 +1,195 @@
+package gateway
+
+import (
+	"cmp"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"kvgate/config"
+	"kvgate/discovery"
+	"kvgate/metrics"
+	"kvgate/pool"
+	"kvgate/proxy"
+	"kvgate/scoring"
+)
+
+// ConfigOptions are the names that a configuration may use, from the registries that own them.
+func ConfigOptions() config.Options {
+	o := config.Options{Dialects: metrics.Names(), Policies: scoring.PolicyNames()}
+	for _, s := range scoring.Scorers() {
+		o.Scorers = append(o.Scorers, s.Name)
+	}
+	return o
+}
+
+// parts are what a reload replaces, built completely before any of it is used.
+type parts struct {
+	pools    []pool.PoolSpec
+	policies map[string]*scoring.Policy // by pool
+	routes   *proxy.Routes
+	scrape   metrics.Options
+	certs    []tls.Certificate // of the client listener
+}
+
+// build makes everything that cfg asks for and can be replaced. It starts nothing.
+func (g *Gateway) build(cfg *config.Config) (*parts, error) {
+	b := &parts{policies: make(map[string]*scoring.Policy, len(cfg.Pools)), scrape: g.scrapeOptions(cfg)}
+	var routes []proxy.PoolOptions
+	for i := range cfg.Pools {
+		p := &cfg.Pools[i]
+		b.pools = append(b.pools, pool.PoolSpec{Name: p.Name, Models: p.Models})
+		policy, err := g.policy(cfg, p)
+		if err != nil {
+			return nil, fmt.Errorf("pool %s: policy: %w", p.Name, err)
+		}
+		b.policies[p.Name] = policy
+		tlsConfig, err := endpointTLS(p.TLS, filepath.Dir(cfg.File()))
+		if err != nil {
+			return nil, fmt.Errorf("pool %s: tls: %w", p.Name, err)
+		}
+		custom := mapping(p.Custom)
+		if custom != nil {
+			if err := custom.Check(); err != nil {
+				return nil, fmt.Errorf("pool %s: %w", p.Name, err)
+			}
+		}
+		b.scrape.Pools[p.Name] = metrics.PoolOptions{APIKey: p.APIKey.Reveal(), TLS: tlsConfig, Custom: custom}
+		routes = append(routes, proxy.PoolOptions{
+			Name:   p.Name,
+			Policy: policy,
+			Timeouts: proxy.Timeouts{
+				Connect: p.Timeouts.Connect, FirstToken: p.Timeouts.FirstToken, Idle: p.Timeouts.Idle,
+				Total: p.Timeouts.Total, EndpointIdle: some(p.Timeouts.EndpointIdle),
+			},
+			Retry: proxy.Retry{
+				MaxAttempts: cfg.Retry.MaxAttempts, BudgetRatio: cfg.Retry.BudgetRatio, BudgetMin: cfg.Retry.BudgetMin,
+				ReplayUnanswered: cfg.Retry.ReplayUnanswered,
+			},
+			Health: proxy.HealthOptions{
+				ConsecutiveFailures: cfg.Health.ConsecutiveFailures, BasePause: cfg.Health.BasePause, MaxPause: cfg.Health.MaxPause,
+				MaxEjectedRatio: cmp.Or(cfg.Health.MaxEjectedRatio, 1e-9), PanicRatio: cmp.Or(cfg.Health.PanicRatio, -1),
+			},
+			TLS:    tlsConfig,
+			APIKey: p.APIKey.Reveal(),
+		})
+	}
+	var err error
+	if b.routes, err = proxy.NewRoutes(routes); err != nil {
+		return nil, err
+	}
+	if cfg.TLS != nil {
+		dir := filepath.Dir(cfg.File())
+		c, err := tls.LoadX509KeyPair(beside(dir, cfg.TLS.CertFile), beside(dir, cfg.TLS.KeyFile))
+		if err != nil {
+			return nil, fmt.Errorf("tls: %w", err)
+		}
+		b.certs = []tls.Certificate{c}
+	}
+	return b, nil
+}
+
+// some is d, or next to nothing where the configuration says none and zero would mean a default.
+func some(d time.Duration) time.Duration { return max(d, 1) }
+
+// policy builds the policy of p. What a pool has learned goes on in its next policy.
+func (g *Gateway) policy(cfg *config.Config, p *config.Pool) (*scoring.Policy, error) {
+	learner := g.learners[p.Name]
+	if learner == nil {
+		learner = scoring.NewLearner()
+		g.learners[p.Name] = learner
+	}
+	return scoring.New(scoring.Config{
+		Name: p.Policy.Name, Weights: p.Policy.Weights, Rand: g.o.Rand,
+		StaleAfter: cfg.Scrape.StaleAfter, SlowStart: some(cfg.Health.SlowStart), Learner: learner,
+	})
+}
+
+func (g *Gateway) scrapeOptions(cfg *config.Config) metrics.Options {
+	s := &cfg.Scrape
+	o := metrics.Options{
+		Interval: s.Interval, MinInterval: s.Interval, MaxInterval: s.Interval,
+		Timeout: s.Timeout, MaxPageBytes: int64(s.MaxBytes), Now: g.now,
+		Pools:   make(map[string]metrics.PoolOptions, len(cfg.Pools)),
+		OnState: g.onState, OnScrape: g.onScrape,
+	}
+	if s.Adaptive {
+		o.MinInterval = s.Interval / 4
+		o.MaxInterval = max(s.Interval, min(4*s.Interval, s.StaleAfter/2))
+	}
+	return o
+}
+
+// mapping is what the dialect custom means in a pool.
+func mapping(c *config.Custom) *metrics.Mapping {
+	if c == nil {
+		return nil
+	}
+	return &metrics.Mapping{
+		Path: c.Path, Running: c.Running, Waiting: c.Waiting, KVUtilization: c.KVCacheUtilization, KVCapacity: c.KVCapacityTokens,
+	}
+}
+
+// endpointTLS is how endpoints of a pool are verified; nil is the system's way. File names are relative to dir.
+func endpointTLS(t *config.EndpointTLS, dir string) (*tls.Config, error) {
+	if t == nil {
+		return nil, nil
+	}
+	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName, InsecureSkipVerify: t.InsecureSkipVerify}
+	if t.CAFile != "" {
+		pem, err := os.ReadFile(beside(dir, t.CAFile))
+		if err != nil {
+			return nil, fmt.Errorf("ca_file: %w", err)
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("ca_file: %s holds no PEM certificate", t.CAFile)
+		}
+	}
+	if t.CertFile != "" {
+		cert, err := tls.LoadX509KeyPair(beside(dir, t.CertFile), beside(dir, t.KeyFile))
+		if err != nil {
+			return nil, fmt.Errorf("cert_file: %w", err)
+		}
+		c.Certificates = []tls.Certificate{cert}
+	}
+	return c, nil
+}
+
+// beside is file, or where it is relative to dir.
+func beside(dir, file string) string {
+	if filepath.IsAbs(file) {
+		return file
+	}
+	return filepath.Join(dir, file)
+}
+
+// needsRestart lists the keys whose change between two configurations takes effect after a restart only.
+func needsRestart(old, now *config.Config) (keys []string) {
+	differ := func(key string, a, b any) {
+		if a != b {
+			keys = append(keys, key)
+		}
+	}
+	differ("listen", old.Listen, now.Listen)
+	differ("tls", old.TLS != nil, now.TLS != nil)
+	differ("admin.listen", old.Admin.Listen, now.Admin.Listen)
+	differ("log.format", old.Log.Format, now.Log.Format)
+	differ("limits", old.Limits, now.Limits)
+	differ("timeouts.header", old.Timeouts.Header, now.Timeouts.Header)
+	differ("timeouts.body", old.Timeouts.Body, now.Timeouts.Body)
+	differ("timeouts.write", old.Timeouts.Write, now.Timeouts.Write)
+	differ("timeouts.keep_alive", old.Timeouts.KeepAlive, now.Timeouts.KeepAlive)
+	differ("drain", old.Drain, now.Drain)
+	differ("headers", old.Headers, now.Headers)
+	differ("debug", old.Debug, now.Debug)
+	return keys
+}
+
+// newDiscovery returns a manager that feeds g's table.
+func (g *Gateway) newDiscovery() (*discovery.Manager, error) {
+	return discovery.New(discovery.Options{Apply: g.apply, Log: g.log, Env: discovery.Env{Dialects: ConfigOptions().Dialects}})
+}

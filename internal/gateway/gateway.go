@@ -1,0 +1,441 @@
+// Package gateway makes one gateway out of a configuration: table, discovery, scrapers, policies, data path and admin
+// listener, started in order, reloaded as a whole, and drained at the end. Everything it starts has ended when Run
+// returns, so that tests start and stop gateways within their process. It must not import cli.
+package gateway
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kvgate/config"
+	"kvgate/discovery"
+	"kvgate/internal/admin"
+	"kvgate/internal/version"
+	"kvgate/metrics"
+	"kvgate/pool"
+	"kvgate/proxy"
+	"kvgate/scoring"
+	"kvgate/telemetry"
+)
+
+// Options are what a gateway needs besides its configuration. The zero value works.
+type Options struct {
+	// Load reads the configuration again, for Reload and for the watch on the file. nil: neither.
+	Load func() (*config.Config, error)
+	// WatchEvery is how often the file is looked at (default 2s); negative: never.
+	WatchEvery time.Duration
+	// StartTimeout is how long the start waits for a first look at the endpoints before it listens all the same
+	// (default 10s).
+	StartTimeout time.Duration
+	// LogOutput is where the log goes unless the configuration names a file (default standard error).
+	LogOutput io.Writer
+	// Sink gets every finished request, after the gateway's own books.
+	Sink telemetry.Sink
+	// Recent is how many requests /debug/decisions remembers (default 1000).
+	Recent int
+	// Cut ends what is left of the drain at once. nil: never.
+	Cut context.Context
+	// Rand is handed to the policies; see scoring.Config.
+	Rand func(n uint64) uint64
+}
+
+// A Gateway is one gateway. Make it with New and call Run once.
+type Gateway struct {
+	o     Options
+	log   *zap.Logger
+	logs  *logs
+	start time.Time
+
+	table     *pool.Table
+	metrics   *telemetry.Metrics
+	recent    *telemetry.Recent
+	handler   *proxy.Handler
+	server    *proxy.Server
+	scrapers  *metrics.Manager
+	discovery *discovery.Manager
+	admin     *admin.Server
+
+	reloading sync.Mutex // serialises reloads; guards learners and lastBad
+	learners  map[string]*scoring.Learner
+	lastBad   string                                     // what a reload complained of, so that a watch says it once
+	cfg       atomic.Pointer[config.Config]              // in use
+	policies  atomic.Pointer[map[string]*scoring.Policy] // in use, by pool
+
+	states   states
+	draining atomic.Bool
+	started  atomic.Bool   // the data listener is open
+	ready    chan struct{} // closed then
+	closing  sync.Once
+	drained  proxy.Drained
+
+	mu              sync.Mutex // guards what follows
+	addr, adminAddr string
+}
+
+// A Result is how a gateway ended.
+type Result struct {
+	proxy.Drained
+	Forced bool // Options.Cut ended the drain
+}
+
+// New builds a gateway. It opens no listener and talks to nobody until Run. Without Run, Close releases it.
+func New(cfg *config.Config, o Options) (*Gateway, error) {
+	o.StartTimeout = cmp.Or(o.StartTimeout, 10*time.Second)
+	o.WatchEvery = cmp.Or(o.WatchEvery, 2*time.Second)
+	o.Recent = cmp.Or(o.Recent, 1000)
+	if o.LogOutput == nil {
+		o.LogOutput = os.Stderr
+	}
+	if o.Cut == nil {
+		o.Cut = context.Background()
+	}
+	l, err := newLogs(&cfg.Log, o.LogOutput)
+	if err != nil {
+		return nil, err
+	}
+	g := &Gateway{
+		o: o, log: l.logger, logs: l, start: time.Now(),
+		learners: make(map[string]*scoring.Learner),
+		ready:    make(chan struct{}),
+	}
+	b, err := g.build(cfg)
+	if err != nil {
+		return nil, err
+	}
+	g.cfg.Store(cfg)
+	g.policies.Store(&b.policies)
+	// A page of observations is published at a time: with many endpoints, each by itself would copy the table too often.
+	g.table = pool.NewTable(b.pools, pool.Options{PublishEvery: publishEvery})
+	g.metrics = telemetry.New(telemetry.Options{Table: g.table, Now: g.now})
+	g.metrics.SetReload(true, time.Now())
+	g.recent = telemetry.NewRecent(o.Recent)
+	if g.scrapers, err = metrics.NewManager(g.table, b.scrape); err != nil {
+		return nil, err
+	}
+	sinks := telemetry.Sinks{g.metrics, g.logs, g.recent}
+	if o.Sink != nil {
+		sinks = append(sinks, o.Sink)
+	}
+	if err := g.newDataPath(cfg, b, sinks); err != nil {
+		return nil, err
+	}
+	if g.discovery, err = g.newDiscovery(); err != nil {
+		g.Close()
+		return nil, err
+	}
+	ao := admin.Options{
+		Table: g.table, Now: g.now, Metrics: g.metrics.Handler(), Recent: g.recent, Missing: g.missing,
+		Config: func() []byte { return config.Redacted(g.cfg.Load()) }, Explain: g.Explain,
+		Sources: func() any { return g.discovery.Status() }, MaxBodyBytes: int64(cfg.Limits.BodyBytes), Log: g.log,
+	}
+	if o.Load != nil {
+		ao.Reload = func(context.Context) (admin.ReloadResult, error) { return g.Reload("request") }
+	}
+	g.admin = admin.New(ao)
+	return g, nil
+}
+
+const (
+	publishEvery = 20 * time.Millisecond
+	sweepEvery   = 10 * time.Second
+)
+
+func (g *Gateway) newDataPath(cfg *config.Config, b *parts, sink telemetry.Sink) (err error) {
+	g.handler, err = proxy.New(proxy.Options{
+		Table: g.table, Routes: b.routes, Now: g.now, Sink: sink, Log: g.log,
+		Limits: proxy.Limits{
+			InFlightBodyBytes:   int64(cfg.Limits.InFlightBodyBytes),
+			EndpointConnections: cfg.Limits.EndpointConnections,
+			ResponseHeaderBytes: int(cfg.Limits.ResponseHeaderBytes),
+		},
+		Forwarded: cfg.Headers.Forwarded, ReplaceRequestID: cfg.Headers.RequestID == "replace",
+		DebugHeaders: cfg.Debug.Headers, DebugHeader: cfg.Debug.RequestHeader,
+	})
+	if err != nil {
+		return err
+	}
+	so := proxy.ServerOptions{
+		HeaderBytes: int(cfg.Limits.HeaderBytes), BodyBytes: int64(cfg.Limits.BodyBytes),
+		HeaderTimeout: cfg.Timeouts.Header, BodyTimeout: cfg.Timeouts.Body, WriteTimeout: cfg.Timeouts.Write,
+		KeepAlive: cfg.Timeouts.KeepAlive, Connections: cfg.Limits.Connections,
+		DrainDelay: cfg.Drain.Delay, DrainTimeout: some(cfg.Drain.Timeout),
+		OnAcceptError: func(err error) { g.log.Warn("cannot accept connections for a moment", zap.Error(err)) },
+	}
+	if b.certs != nil {
+		so.TLS = &tls.Config{MinVersion: tls.VersionTLS12}
+	}
+	if g.server, err = proxy.NewServer(g.handler, so); err != nil {
+		g.handler.Close()
+		return err
+	}
+	if b.certs != nil {
+		g.server.SetCertificates(b.certs)
+	}
+	return nil
+}
+
+// now is the clock of everything in this gateway: monotonic, and never the zero Instant.
+func (g *Gateway) now() pool.Instant { return pool.Instant(time.Since(g.start)) + 1 }
+
+// Table returns the table that requests are decided on.
+func (g *Gateway) Table() *pool.Table { return g.table }
+
+// Ready is closed when the gateway accepts requests.
+func (g *Gateway) Ready() <-chan struct{} { return g.ready }
+
+// Addr is the host:port that clients connect to, "" before Ready; AdminAddr that of the admin listener.
+func (g *Gateway) Addr() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.addr
+}
+
+// AdminAddr is the host:port of the admin listener, "" before it listens.
+func (g *Gateway) AdminAddr() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.adminAddr
+}
+
+// Run serves until ctx ends, and then drains: readiness fails at once, after drain.delay nothing new is accepted, and
+// what still runs after drain.timeout is cut off. It returns when everything has ended.
+func (g *Gateway) Run(ctx context.Context) (Result, error) {
+	defer g.Close()
+	cfg, v := g.cfg.Load(), version.Get()
+	g.log.Info("starting", zap.String("version", v.Version), zap.String("revision", v.Revision), zap.String("config", cfg.File()),
+		zap.String("hash", cfg.Hash()), zap.Int("pools", len(cfg.Pools)))
+	for _, w := range cfg.Warnings() {
+		g.log.Warn("configuration", zap.String("problem", w.Error()))
+	}
+
+	var running sync.WaitGroup
+	defer running.Wait()
+	failed := make(chan error, 2)
+	serve := func(run func() error) {
+		running.Go(func() {
+			if err := run(); err != nil {
+				failed <- err
+			}
+		})
+	}
+	// The admin listener first: whoever waits for readiness can ask what is missing.
+	adminLn, err := listen("admin.listen", cfg.Admin.Listen)
+	if err != nil {
+		return Result{}, err
+	}
+	g.mu.Lock()
+	g.adminAddr = adminLn.Addr().String()
+	g.mu.Unlock()
+	serve(func() error { return g.admin.Serve(adminLn) })
+	defer func() {
+		wait, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		g.admin.Shutdown(wait)
+	}()
+
+	loops, stop := context.WithCancel(context.Background())
+	defer stop()
+	running.Go(func() { g.every(loops, publishEvery, func() { g.table.Flush(g.now()) }) })
+	running.Go(func() { g.every(loops, sweepEvery, func() { g.metrics.Sweep(g.table.Load(), sweepEvery) }) })
+
+	g.discovery.SetPools(cfg.Pools)
+	if !g.awaitFirstTable(ctx) {
+		return Result{}, nil // told to stop before it began
+	}
+	ln, err := listen("listen", cfg.Listen)
+	if err != nil {
+		return Result{}, err
+	}
+	g.mu.Lock()
+	g.addr = ln.Addr().String()
+	g.mu.Unlock()
+	serve(func() error { return g.server.Serve(ln) })
+	g.started.Store(true)
+	close(g.ready)
+	g.log.Info("ready", zap.String("listen", g.Addr()), zap.String("admin", g.AdminAddr()),
+		zap.Int("endpoints", len(g.table.Load().Rows)), zap.Strings("models", modelNames(g.table.Load(), 20)))
+	if g.o.Load != nil && g.o.WatchEvery > 0 {
+		running.Go(func() { g.watch(loops) })
+	}
+
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+		g.log.Error("a listener failed", zap.Error(err))
+	}
+	return g.drain(), err
+}
+
+// drain ends the data path as Run promises.
+func (g *Gateway) drain() Result {
+	g.draining.Store(true)
+	g.metrics.SetDraining()
+	g.log.Info("stopping", zap.Int("running", g.handler.Active()), zap.Duration("delay", g.cfg.Load().Drain.Delay))
+	progress, stop := context.WithCancel(context.Background())
+	var told sync.WaitGroup
+	told.Go(func() {
+		g.every(progress, 5*time.Second, func() { g.log.Info("draining", zap.Int("running", g.handler.Active())) })
+	})
+	g.close(g.o.Cut)
+	stop()
+	told.Wait()
+	r := Result{Drained: g.drained, Forced: g.o.Cut.Err() != nil}
+	g.log.Info("stopped", zap.Int("finished", r.Finished), zap.Int("cut", r.Cut), zap.Bool("forced", r.Forced))
+	return r
+}
+
+// Close ends what New has started, cutting requests off. Run calls it.
+func (g *Gateway) Close() {
+	cut, cancel := context.WithCancel(context.Background())
+	cancel()
+	g.close(cut)
+}
+
+// close drains until cut ends and releases everything; only the first call does.
+func (g *Gateway) close(cut context.Context) {
+	g.closing.Do(func() {
+		g.drained = g.server.Shutdown(cut)
+		if g.discovery != nil {
+			g.discovery.Close()
+		}
+		g.scrapers.Stop()
+		g.handler.Close()
+	})
+}
+
+// every calls fn at intervals until ctx ends.
+func (g *Gateway) every(ctx context.Context, interval time.Duration, fn func()) {
+	t := time.NewTicker(interval)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			fn()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func listen(key, addr string) (net.Listener, error) {
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", key, err)
+	}
+	return ln, nil
+}
+
+// missing lists what keeps the gateway from being ready.
+func (g *Gateway) missing() []string {
+	if g.draining.Load() {
+		return []string{"draining"}
+	}
+	var out []string
+	if !g.started.Load() {
+		out = append(out, "starting")
+		if w := g.unseen(); len(w) > 0 {
+			out = append(out, "waiting for a first look at "+strings.Join(w, ", "))
+		}
+	}
+	if len(g.table.Load().Rows) == 0 {
+		out = append(out, "no endpoint is known")
+	}
+	return out
+}
+
+// apply takes a pool's endpoints from discovery.
+func (g *Gateway) apply(name string, targets []discovery.Target) {
+	added, removed, err := g.table.SetEndpoints(name, targets, g.now())
+	if err != nil {
+		g.log.Error("endpoints not taken over", zap.String("pool", name), zap.Error(err))
+		return
+	}
+	for _, e := range added {
+		g.log.Info("endpoint added", zap.String(telemetry.FieldEndpoint, e.ID), zap.String("url", e.URL))
+	}
+	for _, e := range removed {
+		g.log.Info("endpoint removed", zap.String(telemetry.FieldEndpoint, e.ID), zap.Int64("running", e.Booked().Requests))
+	}
+	g.syncScrapers()
+}
+
+// syncScrapers has exactly the table's endpoints scraped.
+func (g *Gateway) syncScrapers() {
+	s := g.table.Load()
+	endpoints := make([]*pool.Endpoint, len(s.Rows))
+	for i := range s.Rows {
+		endpoints[i] = s.Rows[i].Endpoint
+	}
+	g.states.keep(endpoints)
+	if err := g.scrapers.Sync(endpoints); err != nil {
+		g.log.Error("some endpoints are not scraped", zap.Error(err))
+	}
+}
+
+func (g *Gateway) onScrape(e *pool.Endpoint, s metrics.Scrape) {
+	g.metrics.ObserveScrape(e.ID, s.Took, cmp.Or(string(s.Fault), "ok"))
+}
+
+func (g *Gateway) onState(e *pool.Endpoint, from, to metrics.State, err error) {
+	g.states.set(e, to)
+	log := g.log.Info
+	if to == metrics.StateDown {
+		log = g.log.Warn
+	}
+	log("endpoint "+string(to), zap.String(telemetry.FieldEndpoint, e.ID), zap.String("from", string(from)), zap.String("to", string(to)), zap.Error(err))
+}
+
+// modelNames are at most n names that are served, base models first.
+func modelNames(s *pool.Snapshot, n int) []string {
+	var names []string
+	for _, m := range admin.Models(s).Models {
+		names = append(names, m.ID)
+	}
+	return names[:min(n, len(names))]
+}
+
+var errNoReload = errors.New("this gateway was started without a file to reload")
+
+// states is what scraping last said of each endpoint.
+type states struct {
+	mu sync.Mutex
+	m  map[*pool.Endpoint]metrics.State
+}
+
+func (s *states) set(e *pool.Endpoint, st metrics.State) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.m == nil {
+		s.m = make(map[*pool.Endpoint]metrics.State)
+	}
+	s.m[e] = st
+}
+
+func (s *states) get(e *pool.Endpoint) metrics.State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.m[e]
+}
+
+func (s *states) keep(endpoints []*pool.Endpoint) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for e := range s.m {
+		if !slices.Contains(endpoints, e) {
+			delete(s.m, e)
+		}
+	}
+}

@@ -1,6 +1,0 @@
-//go:build race
-
-package scoring
-
-// raceDetector makes big tests smaller.
-const raceDetector = true
