@@ -357,11 +357,19 @@ func FuzzPeek(f *testing.F) {
 	})
 }
 
-// chatBody returns a chat body of about size bytes: a system prompt and a
-// conversation of prose and code, with the escapes that such text has.
-func chatBody(size int) []byte {
-	turn := "The table is published as one immutable value, so that readers never see two scrapes in one decision.\n" +
+// Texts that prompts are made of: prose has an escape in some hundred bytes, code
+// one in twenty-five.
+const (
+	prose = "The table is published as one immutable value, so that a reader never sees two scrapes in one decision. A burst between two " +
+		"scrapes spreads, because a choice books what it takes; what others have sent is as old as the scrape, and no older. Rates and lengths " +
+		"are learned from what passes, with priors for each kind of server, and being wrong by a third costs next to nothing.\n\n"
+	code = "The table is published as one immutable value, so that readers never see two scrapes in one decision.\n" +
 		"func (t *Table) Load() *Snapshot {\n\treturn t.cur.Load()\n}\nHe said: \"measure it\", and we did; the difference was 3 %.\n"
+)
+
+// chatBody returns a chat body of about size bytes, a system prompt and some turns
+// made of text.
+func chatBody(text string, size int) []byte {
 	type message struct {
 		Role    string `json:"role"`
 		Content string `json:"content"`
@@ -375,10 +383,10 @@ func chatBody(size int) []byte {
 		TopP        float64   `json:"top_p"`
 	}{"meta-llama/Llama-3.3-70B-Instruct", []message{{"system", "You are a helpful assistant."}}, 0.7, 512, true, 0.95}
 	for n := 200; n < size; {
-		text := strings.Repeat(turn, 1+min(size/8, size-n)/len(turn))
-		text = text[:min(len(text), max(size-n-60, 1))]
-		body.Messages = append(body.Messages, message{"user", text})
-		n += len(text) + len(text)/20 + 40
+		t := strings.Repeat(text, 1+size/6/len(text))
+		t = t[:min(len(t), max(size-n-60, 1))]
+		body.Messages = append(body.Messages, message{"user", t})
+		n += len(t) + strings.Count(t, "\n") + 40
 	}
 	b, err := json.Marshal(body)
 	if err != nil {
@@ -388,25 +396,27 @@ func chatBody(size int) []byte {
 }
 
 func BenchmarkPeek(b *testing.B) {
-	for _, size := range []int{1 << 10, 16 << 10, 256 << 10, 2 << 20} {
-		body := chatBody(size)
-		b.Run(fmt.Sprintf("peek/%dKB", size>>10), func(b *testing.B) {
-			var r Request
-			b.SetBytes(int64(len(body)))
-			b.ReportAllocs()
-			for b.Loop() {
-				if err := Peek(ChatCompletions, body, &r); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-		b.Run(fmt.Sprintf("json.Valid/%dKB", size>>10), func(b *testing.B) {
-			b.SetBytes(int64(len(body)))
-			for b.Loop() {
-				if !json.Valid(body) {
-					b.Fatal("invalid")
-				}
-			}
-		})
+	for _, text := range []struct{ name, text string }{{"prose", prose}, {"code", code}} {
+		for _, size := range []int{1 << 10, 16 << 10, 256 << 10, 2 << 20} {
+			body := chatBody(text.text, size)
+			b.Run(fmt.Sprintf("%s/%dKB/peek", text.name, size>>10), func(b *testing.B) {
+				var r Request
+				b.SetBytes(int64(len(body)))
+				b.ReportAllocs()
+				reportCPU(b, func() {
+					if err := Peek(ChatCompletions, body, &r); err != nil {
+						b.Fatal(err)
+					}
+				})
+			})
+			b.Run(fmt.Sprintf("%s/%dKB/json.Valid", text.name, size>>10), func(b *testing.B) {
+				b.SetBytes(int64(len(body)))
+				reportCPU(b, func() {
+					if !json.Valid(body) {
+						b.Fatal("invalid")
+					}
+				})
+			})
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math/bits"
 	"unicode/utf16"
@@ -58,7 +59,7 @@ const (
 // x^2 maps '"' to 0x20 and keeps control characters below it, so one compare
 // with 0x21 finds both. Bytes above 0x7f never count.
 func stops(x uint64) uint64 {
-	return (((x ^ 2*ones) - 0x21*ones) | ((x ^ '\\'*ones) - ones)) &^ x
+	return (((x ^ 2*ones) - 0x21*ones) | ((x ^ '\\'*ones) - ones)) &^ x & highs
 }
 
 // scanString scans a JSON string whose first byte after the quote is b[i]. It
@@ -68,50 +69,42 @@ func stops(x uint64) uint64 {
 func scanString(b []byte, i int) (end int, escaped bool, f fault) {
 	start := i
 	var high uint64 // top bits of the bytes seen: is there anything beyond ASCII?
+	quote := -1     // index of the next quote at or after i, if it is at least i
 	for {
-		// Fast path: eight bytes at a time, then thirty-two.
-		if i+8 <= len(b) {
+		// Fast path: keys, short values and the short runs between escapes, a word at a
+		// time.
+		for k := i + 32; i < k; i += 8 {
+			if i+8 > len(b) {
+				goto tail
+			}
 			x := binary.LittleEndian.Uint64(b[i:])
 			high |= x
-			if m := stops(x) & highs; m != 0 {
+			if m := stops(x); m != 0 {
 				i += trailingBytes(m)
 				goto stopped
 			}
-			i += 8
 		}
-		for i+32 <= len(b) {
-			p := b[i : i+32 : i+32]
-			x0 := binary.LittleEndian.Uint64(p)
-			x1 := binary.LittleEndian.Uint64(p[8:])
-			x2 := binary.LittleEndian.Uint64(p[16:])
-			x3 := binary.LittleEndian.Uint64(p[24:])
-			high |= x0 | x1 | x2 | x3
-			m0, m1, m2, m3 := stops(x0), stops(x1), stops(x2), stops(x3)
-			if (m0|m1|m2|m3)&highs != 0 {
-				switch {
-				case m0&highs != 0:
-					i += trailingBytes(m0 & highs)
-				case m1&highs != 0:
-					i += 8 + trailingBytes(m1&highs)
-				case m2&highs != 0:
-					i += 16 + trailingBytes(m2&highs)
-				default:
-					i += 24 + trailingBytes(m3&highs)
-				}
-				goto stopped
+		// Fast path: long runs. Three passes that each look for one thing are faster than
+		// one that looks for everything: bytes.IndexByte uses the widest registers there are.
+		if quote < i {
+			n := bytes.IndexByte(b[i:], '"')
+			if n < 0 {
+				return len(b), escaped, faultTruncatedString
 			}
-			i += 32
+			quote = i + n
 		}
-		for i+8 <= len(b) {
-			x := binary.LittleEndian.Uint64(b[i:])
-			high |= x
-			if m := stops(x) & highs; m != 0 {
-				i += trailingBytes(m)
-				goto stopped
-			}
-			i += 8
+		end = quote
+		if n := bytes.IndexByte(b[i:end], '\\'); n >= 0 {
+			end = i + n
 		}
-		// Slow path: the last bytes of the body.
+		if n, h := plainRun(b[i:end]); n < end-i {
+			return i + n, escaped, faultControl
+		} else {
+			high |= h
+		}
+		i = end
+		goto stopped
+	tail:
 		for i < len(b) && b[i] >= 0x20 && b[i] != '"' && b[i] != '\\' {
 			high |= uint64(b[i])
 			i++
@@ -133,26 +126,59 @@ func scanString(b []byte, i int) (end int, escaped bool, f fault) {
 			if i+1 >= len(b) {
 				return len(b), escaped, faultTruncatedString
 			}
-			switch b[i+1] {
-			case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
+			if isEscape[b[i+1]] {
 				i += 2
-			case 'u':
-				for k := i + 2; k < i+6; k++ {
-					if k >= len(b) {
-						return len(b), escaped, faultTruncatedString
-					}
-					if unhex(b[k]) < 0 {
-						return i, escaped, faultEscape
-					}
-				}
-				i += 6
-			default:
+				continue
+			}
+			if b[i+1] != 'u' {
 				return i, escaped, faultEscape
 			}
+			for k := i + 2; k < i+6; k++ {
+				if k >= len(b) {
+					return len(b), escaped, faultTruncatedString
+				}
+				if unhex(b[k]) < 0 {
+					return i, escaped, faultEscape
+				}
+			}
+			i += 6
 		default:
 			return i, escaped, faultControl
 		}
 	}
+}
+
+// isEscape holds what may follow a backslash, but for 'u'.
+var isEscape = [256]bool{'"': true, '\\': true, '/': true, 'b': true, 'f': true, 'n': true, 'r': true, 't': true}
+
+// plainRun returns the index of the first control character of s, or len(s), and
+// a word that has a top bit set if a byte before it has.
+func plainRun(s []byte) (int, uint64) {
+	i := 0
+	var high uint64
+	for i+32 <= len(s) {
+		p := s[i : i+32 : i+32]
+		x0 := binary.LittleEndian.Uint64(p)
+		x1 := binary.LittleEndian.Uint64(p[8:])
+		x2 := binary.LittleEndian.Uint64(p[16:])
+		x3 := binary.LittleEndian.Uint64(p[24:])
+		// x-0x20 sets the top bit of a byte below 0x20. If neither x nor the difference
+		// has one, all bytes are in 0x20..0x7f.
+		m := x0 | (x0 - 0x20*ones) | x1 | (x1 - 0x20*ones) | x2 | (x2 - 0x20*ones) | x3 | (x3 - 0x20*ones)
+		if m&highs != 0 {
+			m = (x0-0x20*ones)&^x0 | (x1-0x20*ones)&^x1 | (x2-0x20*ones)&^x2 | (x3-0x20*ones)&^x3
+			if m&highs != 0 {
+				break
+			}
+			high |= x0 | x1 | x2 | x3
+		}
+		i += 32
+	}
+	for i < len(s) && s[i] >= 0x20 {
+		high |= uint64(s[i])
+		i++
+	}
+	return i, high
 }
 
 // validPrefix returns the length of the longest prefix of b that is valid UTF-8.
