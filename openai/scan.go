@@ -62,6 +62,12 @@ func stops(x uint64) uint64 {
 	return (((x ^ 2*ones) - 0x21*ones) | ((x ^ '\\'*ones) - ones)) &^ x & highs
 }
 
+// suspicious reports whether stops(x) may find something or a byte is beyond
+// ASCII. It is the cheaper test, and false for most words of most texts.
+func suspicious(x uint64) bool {
+	return (((x^2*ones)-0x21*ones)|((x^'\\'*ones)-ones)|x)&highs != 0
+}
+
 // scanString scans a JSON string whose first byte after the quote is b[i]. It
 // returns the index of the closing quote, whether there is an escape, and what
 // is wrong at the returned index if anything is. It accepts what encoding/json
@@ -73,16 +79,44 @@ func scanString(b []byte, i int) (end int, escaped bool, f fault) {
 	for {
 		// Fast path: keys, short values and the short runs between escapes, a word at a
 		// time.
-		for k := i + 32; i < k; i += 8 {
-			if i+8 > len(b) {
-				goto tail
+		if i+32 > len(b) {
+			goto tail
+		}
+		{
+			p := b[i : i+32 : i+32]
+			x := binary.LittleEndian.Uint64(p)
+			if suspicious(x) {
+				high |= x
+				if m := stops(x); m != 0 {
+					i += trailingBytes(m)
+					goto stopped
+				}
 			}
-			x := binary.LittleEndian.Uint64(b[i:])
-			high |= x
-			if m := stops(x); m != 0 {
-				i += trailingBytes(m)
-				goto stopped
+			x = binary.LittleEndian.Uint64(p[8:])
+			if suspicious(x) {
+				high |= x
+				if m := stops(x); m != 0 {
+					i += 8 + trailingBytes(m)
+					goto stopped
+				}
 			}
+			x = binary.LittleEndian.Uint64(p[16:])
+			if suspicious(x) {
+				high |= x
+				if m := stops(x); m != 0 {
+					i += 16 + trailingBytes(m)
+					goto stopped
+				}
+			}
+			x = binary.LittleEndian.Uint64(p[24:])
+			if suspicious(x) {
+				high |= x
+				if m := stops(x); m != 0 {
+					i += 24 + trailingBytes(m)
+					goto stopped
+				}
+			}
+			i += 32
 		}
 		// Fast path: long runs. Three passes that each look for one thing are faster than
 		// one that looks for everything: bytes.IndexByte uses the widest registers there are.
@@ -148,37 +182,88 @@ func scanString(b []byte, i int) (end int, escaped bool, f fault) {
 	}
 }
 
+// shortString returns the length of a string, with both quotes, if it has at most
+// seven bytes of ASCII and no escape, and else 0; b[i] is behind its first quote.
+func shortString(b []byte, i int) int {
+	if i+8 > len(b) {
+		return 0
+	}
+	x := binary.LittleEndian.Uint64(b[i:])
+	n := trailingBytes(stops(x) | x&highs)
+	if n == 8 || b[i+n] != '"' {
+		return 0
+	}
+	return n + 2
+}
+
 // isEscape holds what may follow a backslash, but for 'u'.
 var isEscape = [256]bool{'"': true, '\\': true, '/': true, 'b': true, 'f': true, 'n': true, 'r': true, 't': true}
 
 // plainRun returns the index of the first control character of s, or len(s), and
 // a word that has a top bit set if a byte before it has.
 func plainRun(s []byte) (int, uint64) {
-	i := 0
-	var high uint64
-	for i+32 <= len(s) {
-		p := s[i : i+32 : i+32]
-		x0 := binary.LittleEndian.Uint64(p)
-		x1 := binary.LittleEndian.Uint64(p[8:])
-		x2 := binary.LittleEndian.Uint64(p[16:])
-		x3 := binary.LittleEndian.Uint64(p[24:])
-		// x-0x20 sets the top bit of a byte below 0x20. If neither x nor the difference
-		// has one, all bytes are in 0x20..0x7f.
-		m := x0 | (x0 - 0x20*ones) | x1 | (x1 - 0x20*ones) | x2 | (x2 - 0x20*ones) | x3 | (x3 - 0x20*ones)
-		if m&highs != 0 {
-			m = (x0-0x20*ones)&^x0 | (x1-0x20*ones)&^x1 | (x2-0x20*ones)&^x2 | (x3-0x20*ones)&^x3
-			if m&highs != 0 {
-				break
-			}
-			high |= x0 | x1 | x2 | x3
+	if len(s) < 8 {
+		return controlIn(s), orBytes(s)
+	}
+	// If neither a byte nor the byte less 0x20 has its top bit set, it is in
+	// 0x20..0x7f: a byte below 0x20 sets it in the difference.
+	var any uint64
+	t := s
+	for len(t) >= 32 {
+		x0 := binary.LittleEndian.Uint64(t)
+		x1 := binary.LittleEndian.Uint64(t[8:])
+		x2 := binary.LittleEndian.Uint64(t[16:])
+		x3 := binary.LittleEndian.Uint64(t[24:])
+		any |= x0 | (x0 - 0x20*ones) | x1 | (x1 - 0x20*ones) | x2 | (x2 - 0x20*ones) | x3 | (x3 - 0x20*ones)
+		t = t[32:]
+	}
+	for len(t) >= 8 {
+		x := binary.LittleEndian.Uint64(t)
+		any |= x | (x - 0x20*ones)
+		t = t[8:]
+	}
+	// The last word overlaps with what was seen.
+	x := binary.LittleEndian.Uint64(s[len(s)-8:])
+	any |= x | (x - 0x20*ones)
+	if any&highs == 0 {
+		return len(s), 0
+	}
+	// Slow path: text beyond ASCII, which the caller looks at once more, or an error.
+	return mixedRun(s)
+}
+
+// mixedRun does what plainRun does, for any text of at least eight bytes.
+func mixedRun(s []byte) (int, uint64) {
+	var low, high uint64
+	for t := s; len(t) >= 8; t = t[8:] {
+		x := binary.LittleEndian.Uint64(t)
+		low |= (x - 0x20*ones) &^ x
+		high |= x
+	}
+	x := binary.LittleEndian.Uint64(s[len(s)-8:])
+	low |= (x - 0x20*ones) &^ x
+	high |= x
+	if low&highs != 0 {
+		return controlIn(s), high
+	}
+	return len(s), high
+}
+
+// controlIn returns the index of the first control character of s, or len(s).
+func controlIn(s []byte) int {
+	for i, c := range s {
+		if c < 0x20 {
+			return i
 		}
-		i += 32
 	}
-	for i < len(s) && s[i] >= 0x20 {
-		high |= uint64(s[i])
-		i++
+	return len(s)
+}
+
+func orBytes(s []byte) (or uint64) {
+	for _, c := range s {
+		or |= uint64(c)
 	}
-	return i, high
+	return or
 }
 
 // validPrefix returns the length of the longest prefix of b that is valid UTF-8.
@@ -330,7 +415,15 @@ func skipLiteral(b []byte, i int) (int, fault) {
 // returns the index after it. It accepts what encoding/json accepts, except for
 // invalid UTF-8 and for MaxDepth. It doesn't recurse.
 func skipValue(b []byte, i, depth int) (int, fault) {
+	if i < len(b) && b[i] == '"' {
+		end, _, f := scanString(b, i+1)
+		if f == faultNone {
+			end++
+		}
+		return end, f
+	}
 	var objects [MaxDepth / 64]uint64 // bit d is set when bracket d is '{'
+	inObject := false                 // is the innermost bracket?
 	base := depth
 	var f fault
 value:
@@ -339,29 +432,34 @@ value:
 	}
 	switch c := b[i]; c {
 	case '"':
+		// Fast path: at most seven bytes of ASCII.
+		if n := shortString(b, i+1); n > 0 {
+			i += n
+			break
+		}
 		if i, _, f = scanString(b, i+1); f != faultNone {
 			return i, f
 		}
 		i++
 	case '{':
-		depth++
-		if depth >= MaxDepth {
+		if depth++; depth >= MaxDepth {
 			return i, faultDepth
 		}
 		objects[depth/64] |= 1 << (depth % 64)
-		if i++; i < len(b) && b[i] == '"' {
-			goto key
+		inObject = true
+		if i++; i < len(b) && b[i] <= ' ' {
+			i = skipSpace(b, i)
 		}
-		if i = skipSpace(b, i); i < len(b) && b[i] == '}' {
+		if i < len(b) && b[i] == '}' {
 			goto closed
 		}
 		goto key
 	case '[':
-		depth++
-		if depth >= MaxDepth {
+		if depth++; depth >= MaxDepth {
 			return i, faultDepth
 		}
 		objects[depth/64] &^= 1 << (depth % 64)
+		inObject = false
 		if i++; i < len(b) && b[i] <= ' ' {
 			i = skipSpace(b, i)
 		}
@@ -390,8 +488,7 @@ after:
 	if i >= len(b) {
 		return i, faultTruncated
 	}
-	switch inObject := objects[depth/64]>>(depth%64)&1 != 0; {
-	case b[i] == ',':
+	if b[i] == ',' {
 		if i++; i < len(b) && b[i] <= ' ' {
 			i = skipSpace(b, i)
 		}
@@ -399,13 +496,14 @@ after:
 			goto key
 		}
 		goto value
-	case b[i] == '}' && inObject, b[i] == ']' && !inObject:
-		goto closed
 	}
-	return i, faultAfterValue
+	if !(b[i] == '}' && inObject || b[i] == ']' && !inObject) {
+		return i, faultAfterValue
+	}
 closed:
-	depth--
 	i++
+	depth--
+	inObject = objects[depth/64]>>(depth%64)&1 != 0
 	goto after
 key:
 	if i >= len(b) {
@@ -414,21 +512,23 @@ key:
 	if b[i] != '"' {
 		return i, faultKey
 	}
-	if i, _, f = scanString(b, i+1); f != faultNone {
+	if n := shortString(b, i+1); n > 0 {
+		i += n - 1
+	} else if i, _, f = scanString(b, i+1); f != faultNone {
 		return i, f
 	}
-	if i++; i < len(b) && b[i] <= ' ' {
-		i = skipSpace(b, i)
+	// Fast path: nothing between key, colon and value.
+	if i+2 < len(b) && b[i+1] == ':' && b[i+2] > ' ' {
+		i += 2
+		goto value
 	}
-	if i >= len(b) {
+	if i = skipSpace(b, i+1); i >= len(b) {
 		return i, faultTruncated
 	}
 	if b[i] != ':' {
 		return i, faultColon
 	}
-	if i++; i < len(b) && b[i] <= ' ' {
-		i = skipSpace(b, i)
-	}
+	i = skipSpace(b, i+1)
 	goto value
 }
 
