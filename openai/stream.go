@@ -1,10 +1,14 @@
 package openai
 
-import "bytes"
+import (
+	"bytes"
+	"encoding/binary"
+	"math/bits"
+)
 
 // A Stream reads along a streamed answer: server-sent events of any of the APIs,
 // or JSON lines. It is fed the bytes as they pass, cut anywhere, and changes and
-// keeps none of them; it needs about a kilobyte of memory whatever the size of an
+// keeps none of them; it needs about two kilobytes of memory whatever the size of an
 // event. The zero Stream is ready for use. Not safe for concurrent use; don't
 // copy one.
 type Stream struct {
@@ -28,6 +32,17 @@ type Stream struct {
 	usage    usageFields
 	events   int
 	comments int
+
+	// Most events differ from the one before in one text, and in digits. prev holds
+	// the data of the last one read, if it was short. If learned is set, it told
+	// nothing new, and neither does an event with the same bytes (up to digits) before
+	// headEnd and from tailStart on, and a text between them.
+	prev      [448]byte
+	prevLen   int16
+	headEnd   int16 // inside the text, which is a string nobody looks at
+	tailStart int16 // the text's closing quote
+	learned   bool
+	typed     bool // its type stands in its data
 
 	terminal    string
 	marker      string
@@ -62,6 +77,7 @@ func (s *Stream) Reset() {
 	s.resetEvent()
 	s.finished.n = 0
 	s.usage = usageFields{}
+	s.prevLen, s.learned = 0, false
 	s.events, s.comments = 0, 0
 	s.terminal, s.marker = "", ""
 	s.failed, s.firstKnown, s.firstFailed, s.firstToken, s.beforeToken, s.ended = false, false, false, false, false, false
@@ -104,6 +120,11 @@ func (s *Stream) Feed(p []byte) {
 				s.dispatch()
 				continue
 			}
+			if rest := p[i:]; len(rest) >= 6 && string(rest[:6]) == "event:" {
+				i += 6
+				s.beginEvent()
+				continue
+			}
 			s.nameLen = 0
 			s.state = inName
 		case inName:
@@ -134,7 +155,11 @@ func (s *Stream) Feed(p []byte) {
 			if k := bytes.IndexByte(rest[:n], '\r'); k >= 0 {
 				n, ends = k, true
 			}
-			s.value(rest[:n])
+			if ends && s.state == inData && !s.begun && s.firstToken {
+				s.wholeData(rest[:n])
+			} else {
+				s.value(rest[:n])
+			}
 			i += n
 			if ends {
 				s.endLine(p[i])
@@ -169,8 +194,7 @@ func (s *Stream) beginValue() {
 	case "data":
 		s.beginData()
 	case "event":
-		s.event.n = 0
-		s.state = inEvent
+		s.beginEvent()
 	case "error": // llama.cpp, early 2025
 		s.state = inErrorKey
 		if !s.hasData && !s.failed {
@@ -182,6 +206,13 @@ func (s *Stream) beginValue() {
 	default:
 		s.state = inOther
 	}
+}
+
+// beginEvent begins an event line.
+func (s *Stream) beginEvent() {
+	s.event.n = 0
+	s.space = true
+	s.state = inEvent
 }
 
 // beginData begins a data line.
@@ -221,6 +252,86 @@ func (s *Stream) value(d []byte) {
 	}
 }
 
+// wholeData reads a line of data that is all in one piece, after the first token.
+func (s *Stream) wholeData(d []byte) {
+	if s.space && len(d) > 0 && d[0] == ' ' {
+		d = d[1:]
+	}
+	s.space = false
+	if len(d) == 0 || d[0] != '{' || len(d) > len(s.prev) {
+		s.data(d)
+		return
+	}
+	s.begun, s.json = true, true
+	s.w.start(objRoot)
+	// Fast path: the same as before, but for the text and digits.
+	if s.learned && s.sameButText(d) {
+		s.w.state = lexEnd
+		if s.typed {
+			s.w.typ = typeDelta // or typeOther; neither tells anything now
+		}
+		return
+	}
+	// Slow path: read it, and learn what the text is by where d departs from prev.
+	s.learned = false
+	n := commonPrefix(d, s.prev[:s.prevLen])
+	s.prevLen = int16(copy(s.prev[:], d))
+	s.w.feed(d[:n])
+	inText := !s.w.esc && (s.w.state == lexSkipString || s.w.state == lexInString && s.w.unread())
+	rest := d[n:]
+	s.after(rest[s.w.feed(rest):])
+	if f := &s.w.facts; inText && s.w.state == lexEnd && !s.junk && f.flags&^(sawChoice|sawOutput) == 0 && f.usage.has == 0 && f.finish.n == 0 &&
+		f.keepID && (f.typ == typeNone || f.typ == typeOther || f.typ == typeDelta) {
+		end, _ := stringEnd(d, n)
+		s.headEnd, s.tailStart = int16(n), int16(end-1)
+		// No known key or type has a digit, so other digits tell nothing; but a key may be
+		// spelled with them.
+		s.learned = bytes.IndexByte(d[:n], '\\') < 0 && bytes.IndexByte(d[end:], '\\') < 0
+		s.typed = f.typ != typeNone
+	}
+}
+
+// sameButText reports whether d is prev with another text and, maybe, other
+// digits.
+func (s *Stream) sameButText(d []byte) bool {
+	head, tail := s.prev[:s.headEnd], s.prev[s.tailStart:s.prevLen]
+	at := len(d) - len(tail)
+	if at < len(head) || commonPrefix(d, head) < len(head) || commonPrefix(d[at:], tail) < len(tail) {
+		return false
+	}
+	// The text must end where the tail begins.
+	end, ok := stringEnd(d, len(head))
+	return ok && end-1 == at
+}
+
+// commonPrefix returns the length of the longest common prefix of a and b, where
+// any two digits are the same.
+func commonPrefix(a, b []byte) int {
+	n := min(len(a), len(b))
+	for i := 0; i < n; {
+		if i+8 <= n {
+			x := binary.LittleEndian.Uint64(a[i:]) ^ binary.LittleEndian.Uint64(b[i:])
+			if x == 0 {
+				i += 8
+				continue
+			}
+			i += bits.TrailingZeros64(x) / 8
+		}
+		if a[i] != b[i] && (a[i]-'0' > 9 || b[i]-'0' > 9) {
+			return i
+		}
+		i++
+	}
+	return n
+}
+
+// after takes what follows the JSON in an event's data.
+func (s *Stream) after(d []byte) {
+	for _, c := range d {
+		s.junk = s.junk || c > ' '
+	}
+}
+
 // data reads on in an event's data.
 func (s *Stream) data(d []byte) {
 	if !s.begun {
@@ -244,11 +355,7 @@ func (s *Stream) data(d []byte) {
 		}
 		return
 	}
-	if n := s.w.feed(d); n < len(d) {
-		for _, c := range d[n:] {
-			s.junk = s.junk || c > ' '
-		}
-	}
+	s.after(d[s.w.feed(d):])
 }
 
 // keepText keeps a byte of data that is no JSON. Trailing white space doesn't

@@ -329,13 +329,91 @@ func BenchmarkStreamFeed(b *testing.B) {
 			b.Fatal(err)
 		}
 		events := bytes.SplitAfter(body, []byte("\n\n"))
-		chunk := events[len(events)/3]
-		b.Run(fmt.Sprintf("%s/%dB", strings.TrimSuffix(file, ".sse"), len(chunk)), func(b *testing.B) {
+		// Tokens of a running stream, one event in one read.
+		tokens := events[len(events)/3 : len(events)/3+4]
+		size := 0
+		for _, e := range tokens {
+			size += len(e) / len(tokens)
+		}
+		b.Run(fmt.Sprintf("%s/%dB", strings.TrimSuffix(file, ".sse"), size), func(b *testing.B) {
 			var s Stream
 			s.Feed(events[0])
-			b.SetBytes(int64(len(chunk)))
+			b.SetBytes(int64(size))
 			b.ReportAllocs()
-			reportCPU(b, func() { s.Feed(chunk) })
+			i := 0
+			reportCPU(b, func() {
+				s.Feed(tokens[i&3])
+				i++
+			})
 		})
+	}
+}
+
+// TestStreamShortcut checks that events that look like the one before are read
+// where they do tell something.
+func TestStreamShortcut(t *testing.T) {
+	run := func(events ...string) *Stream {
+		var whole, pieces Stream
+		body := []byte("data: " + strings.Join(events, "\n\ndata: ") + "\n\n")
+		whole.Feed(body) // takes the shortcut
+		whole.Finish()
+		feed(t, &pieces, body, func() int { return 3 }) // can't
+		if a, b := summary(&whole), summary(&pieces); a != b {
+			t.Errorf("%q:\nwhole  %s\npieces %s", events, a, b)
+		}
+		return &whole
+	}
+	chunk := func(text, rest string) string {
+		return `{"id":"c","choices":[{"index":0,"delta":{"content":"` + text + `"},"finish_reason":` + rest + `}]}`
+	}
+	a, b, c := chunk("a", "null"), chunk("b", "null"), chunk("c", "null")
+	s := run(a, b, c, chunk("d", `"stop"`))
+	if s.FinishReason() != "stop" || s.Events() != 4 {
+		t.Error(summary(s))
+	}
+	if s = run(a, b, c); !s.learned {
+		t.Error("the shortcut was not learned from three events")
+	}
+	// A text that ends early, and goes on as the members that matter.
+	s = run(a, b, c, chunk(`d"},"finish_reason":"abort"},{"delta":{"content":"`, "null"))
+	if s.FinishReason() != "abort" || s.Complete() {
+		t.Error(summary(s))
+	}
+	s = run(a, b, c, `{"id":"c","choices":[{"index":0,"delta":{"content":"d"}}],"error":{"code":500},"x":[{"y":{"content":"e"},"finish_reason":null}]}`)
+	if s.Error().Code != "500" {
+		t.Error(summary(s))
+	}
+	// Escaped quotes, a backslash before the quote that seems to end the text.
+	s = run(a, b, c, chunk(`d\"},\"finish_reason\":\"abort`, "null"), chunk(`\\`, `"length"`), chunk(`\\`, "null"))
+	if s.FinishReason() != "length" || s.Events() != 6 {
+		t.Error(summary(s))
+	}
+	s = run(a, b, c, strings.Replace(chunk("d", "null"), `"}`, `\"}`, 1)) // no JSON
+	if s.Events() != 4 || s.Failed() {
+		t.Error(summary(s))
+	}
+	// Other digits tell nothing, except in an escaped key and in usage.
+	one := `{"id":"c","n":10,"choices":[{"delta":{"content":"%s"},"finish_re\u0061son":%s}]}`
+	s = run(fmt.Sprintf(one, "a", "null"), fmt.Sprintf(one, "b", "null"), fmt.Sprintf(one, "c", "null"), fmt.Sprintf(one, "d", `"stop"`))
+	if s.FinishReason() != "stop" {
+		t.Error(summary(s))
+	}
+	odd := `{"id":"c","choices":[{"delta":{"content":"%s"}}],"erro\u007%d":"x"}`
+	if s = run(fmt.Sprintf(odd, "a", 1), fmt.Sprintf(odd, "b", 1), fmt.Sprintf(odd, "c", 1), fmt.Sprintf(odd, "d", 2)); !s.Failed() {
+		t.Error(summary(s))
+	}
+	counted := `{"id":"c","choices":[{"delta":{"content":"%s"}}],"usage":{"prompt_tokens":5,"completion_tokens":%d}}`
+	s = run(fmt.Sprintf(counted, "a", 1), fmt.Sprintf(counted, "b", 2), fmt.Sprintf(counted, "c", 3), fmt.Sprintf(counted, "d", 4))
+	if s.Usage().OutputTokens != 4 {
+		t.Error(summary(s))
+	}
+	// The event's name counts where the data has no type, and two lines are no one.
+	s = run(a, b, c+"\n\nevent: error", chunk("d", "null"))
+	if !s.Failed() {
+		t.Error(summary(s))
+	}
+	s = run(a, b, c, chunk("d", "null")+"\ndata: x", chunk("e", "null")+"\ndata:")
+	if s.Events() != 5 {
+		t.Error(summary(s))
 	}
 }

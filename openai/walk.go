@@ -125,7 +125,7 @@ func (w *walker) feed(p []byte) int {
 			}
 			i++
 		case lexInString:
-			if w.m == mNone {
+			if w.unread() {
 				end, done := w.skipString(p, i)
 				if i = end; done {
 					w.after()
@@ -177,6 +177,9 @@ func (w *walker) feed(p []byte) int {
 func isScalar(c byte) bool {
 	return c > ' ' && c != ',' && c != '}' && c != ']' && c != '"' && c != ':' && c != '{' && c != '['
 }
+
+// unread reports whether nobody looks at the string that w is in.
+func (w *walker) unread() bool { return w.m == mNone || w.m == mDelta }
 
 // after ends a value that is no container.
 func (w *walker) after() {
@@ -271,17 +274,25 @@ func (w *walker) skipString(p []byte, i int) (int, bool) {
 		w.esc = false
 		i++
 	}
+	i, ended := stringEnd(p, i)
+	w.esc = !ended && i > len(p)
+	return min(i, len(p)), ended
+}
+
+// stringEnd returns the index behind the closing quote of a string that p[i] is
+// in, and true. If p doesn't reach that far it returns false, and len(p), or
+// len(p)+1 if p ends in a backslash that escapes what follows.
+func stringEnd(p []byte, i int) (int, bool) {
 	for {
 		i = runEnd(p, i)
 		if i >= len(p) {
-			return len(p), false
+			return i, false
 		}
 		if p[i] == '"' {
 			return i + 1, true
 		}
 		if i += 2; i > len(p) {
-			w.esc = true
-			return len(p), false
+			return i, false
 		}
 	}
 }
@@ -299,7 +310,7 @@ func runEnd(p []byte, i int) int {
 	for i < len(p) && p[i] != '"' && p[i] != '\\' {
 		i++
 	}
-	return min(i, len(p))
+	return i
 }
 
 // skipContainer reads on in a container nobody looks at, up to its end or to a
