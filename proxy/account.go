@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"strconv"
 	"time"
 
@@ -214,10 +215,7 @@ func (x *exchange) answerFailure(f *failure) {
 	}
 	x.dropWriter()
 	x.closing = x.closing || f.closing
-	status := f.outcome.Status()
-	if status == 0 {
-		status = 500
-	}
+	status := cmp.Or(f.outcome.Status(), f.status, 502)
 	x.resp = response{status: status}
 	w := x.writer()
 	w.b = appendStatusLine(w.b, status, nil)

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -604,6 +605,12 @@ func (c *clientConn) SetWriteDeadline(t time.Time) error {
 
 // SetDeadline sets the write deadline.
 func (c *clientConn) SetDeadline(t time.Time) error { return c.SetWriteDeadline(t) }
+
+// https reports whether the client speaks TLS.
+func (c *clientConn) https() bool {
+	_, ok := c.Conn.(*tls.Conn)
+	return ok
+}
 
 // NetConn returns the connection below, which is TCP or TLS.
 func (c *clientConn) NetConn() net.Conn { return c.Conn }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -247,9 +248,8 @@ type conns struct {
 
 var errTooManyConns = errors.New("too many connections to the endpoint")
 
-// get returns a connection to address that is live, dialling one if there is none. keep is the age above which an idle
-// connection isn't trusted.
-func (cs *conns) get(l *lease, address string, o *PoolOptions, limit int) (*endpointConn, error) {
+// get returns a connection to address that is live, dialling one if there is none. A nil config is one without TLS.
+func (cs *conns) get(l *lease, address string, config *tls.Config, o *PoolOptions, limit int) (*endpointConn, error) {
 	now := time.Now()
 	for {
 		cs.mu.Lock()
@@ -262,7 +262,7 @@ func (cs *conns) get(l *lease, address string, o *PoolOptions, limit int) (*endp
 		cs.idle[n-1] = nil
 		cs.idle = cs.idle[:n-1]
 		cs.mu.Unlock()
-		if now.Sub(c.idleSince) < o.Timeouts.EndpointIdle && c.config == o.TLS && c.live() {
+		if now.Sub(c.idleSince) < o.Timeouts.EndpointIdle && c.config == config && c.live() {
 			if !l.attach(c.Conn) {
 				cs.put(c, now)
 				return nil, errCancelled
@@ -278,7 +278,7 @@ func (cs *conns) get(l *lease, address string, o *PoolOptions, limit int) (*endp
 		cs.open.Add(-1)
 		return nil, errTooManyConns
 	}
-	c, err := dial(l, address, o)
+	c, err := dial(l, address, config, o.Timeouts.Connect)
 	if err != nil {
 		cs.open.Add(-1)
 		return nil, err
@@ -294,9 +294,9 @@ func (cs *conns) get(l *lease, address string, o *PoolOptions, limit int) (*endp
 // errCancelled says that the request was cancelled while it waited.
 var errCancelled = errors.New("the request was cancelled")
 
-// dial opens a connection within the pool's connect timeout, TLS handshake included.
-func dial(l *lease, address string, o *PoolOptions) (*endpointConn, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), o.Timeouts.Connect)
+// dial opens a connection within the timeout, TLS handshake included.
+func dial(l *lease, address string, config *tls.Config, timeout time.Duration) (*endpointConn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	if l != nil {
 		if !l.waiting(cancel) {
@@ -307,8 +307,8 @@ func dial(l *lease, address string, o *PoolOptions) (*endpointConn, error) {
 	// The connection is watched by its live check and deadlines; keep-alive probes find peers that vanished silently.
 	d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 10 * time.Second, Count: 6}}
 	c, err := d.DialContext(ctx, "tcp", address)
-	if err == nil && o.TLS != nil {
-		t := tls.Client(c, tlsConfigFor(o.TLS, address))
+	if err == nil && config != nil {
+		t := tls.Client(c, tlsConfigFor(config, address))
 		if err = t.HandshakeContext(ctx); err != nil {
 			_ = c.Close()
 			err = fmt.Errorf("TLS handshake: %w", err)
@@ -321,7 +321,7 @@ func dial(l *lease, address string, o *PoolOptions) (*endpointConn, error) {
 		}
 		return nil, err
 	}
-	return newEndpointConn(c, o.TLS), nil
+	return newEndpointConn(c, config), nil
 }
 
 // tlsConfigFor returns config with the server's name filled in.
@@ -380,8 +380,23 @@ func (cs *conns) expire(t time.Time, final bool) {
 // An endpoint is the data path's side of a pool.Endpoint: its connections and its health.
 type endpoint struct {
 	*pool.Endpoint
+	https  bool // its URL says so
 	conns  conns
 	health health
+}
+
+// systemTLS is for endpoints whose pool says nothing of TLS: the system's CAs.
+var systemTLS = &tls.Config{MinVersion: tls.VersionTLS12}
+
+// tls returns how to speak TLS with the endpoint, nil where it speaks none.
+func (ep *endpoint) tls(o *PoolOptions) *tls.Config {
+	switch {
+	case !ep.https:
+		return nil
+	case o.TLS != nil:
+		return o.TLS
+	}
+	return systemTLS
 }
 
 // endpoints finds the data path's side of endpoints by their slots.
@@ -416,7 +431,7 @@ func (es *endpoints) add(e *pool.Endpoint) *endpoint {
 	}
 	s := make([]*endpoint, max(len(old), int(e.Slot)+1))
 	copy(s, old)
-	ep := &endpoint{Endpoint: e}
+	ep := &endpoint{Endpoint: e, https: strings.HasPrefix(e.URL, "https:")}
 	s[e.Slot] = ep
 	es.bySlot.Store(&s)
 	return ep

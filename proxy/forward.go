@@ -45,7 +45,7 @@ const (
 // forward sends the request to ep and relays the answer to the client. It returns nil if an answer has been relayed
 // whole, whatever its status.
 func (x *exchange) forward(ep *endpoint) *failure {
-	c, err := ep.conns.get(&x.lease, ep.Address, x.pool, x.h.limits.EndpointConnections)
+	c, err := ep.conns.get(&x.lease, ep.Address, ep.tls(x.pool), x.pool, x.h.limits.EndpointConnections)
 	if err != nil {
 		return x.connectFailure(err)
 	}

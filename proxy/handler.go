@@ -10,6 +10,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -366,12 +367,13 @@ func (x *exchange) handle() *failure {
 	if f := x.admit(); f != nil {
 		return f
 	}
+	var f *failure
 	for {
-		if f := x.choose(); f != nil {
-			return f
+		if none := x.choose(); none != nil {
+			return cmp.Or(f, none) // why the last attempt failed says more than that there is nobody left
 		}
 		ep := x.h.endpoints.get(x.decision.Endpoint)
-		f := x.forward(ep)
+		f = x.forward(ep)
 		x.attempted(ep, f)
 		if f == nil || !x.mayRetry(f) {
 			return f
@@ -645,7 +647,7 @@ func (x *exchange) fillRequestHead(h *requestHead, ep *endpoint) {
 		forwarded:   x.h.forwarded,
 		clientIP:    x.ipBuf[:x.ipLen],
 		clientHost:  x.ctx.Request.Header.Host(),
-		https:       x.ctx.IsTLS(),
+		https:       x.client.https(),
 		debugHeader: x.h.opts.DebugHeader,
 		length:      len(x.forwardBody()),
 		hasBody:     x.ctx.IsPost() || x.ctx.IsPut() || x.ctx.IsPatch(),

@@ -31,13 +31,12 @@ type mock struct {
 	open     atomic.Int64
 	closed   chan time.Time // when a client closed its connection while a request was being served
 
-	mu     sync.Mutex
-	serve  func(*call)
-	last   *call
-	live   map[net.Conn]bool
-	wg     sync.WaitGroup
-	idle   time.Duration // closes connections that have been idle for this long
-	paused bool
+	mu    sync.Mutex
+	serve func(*call)
+	last  *call
+	live  map[net.Conn]bool
+	wg    sync.WaitGroup
+	idle  atomic.Int64 // nanoseconds after which it closes idle connections; 0: never
 }
 
 // A call is one request as the mock sees it.
@@ -107,8 +106,8 @@ func (m *mock) run(c net.Conn) {
 	}()
 	br := bufio.NewReaderSize(c, 64<<10)
 	for {
-		if m.idle > 0 {
-			c.SetReadDeadline(time.Now().Add(m.idle))
+		if d := m.idle.Load(); d > 0 {
+			c.SetReadDeadline(time.Now().Add(time.Duration(d)))
 		}
 		var head bytes.Buffer
 		for !bytes.HasSuffix(head.Bytes(), []byte("\r\n\r\n")) {
@@ -421,6 +420,8 @@ const (
 	plainBody  = `{"model":"m","messages":[{"role":"user","content":"hello there"}],"max_tokens":10}`
 	streamBody = `{"model":"m","messages":[{"role":"user","content":"hello there"}],"stream":true}`
 )
+
+func newReader(c net.Conn) *bufio.Reader { return bufio.NewReader(c) }
 
 func (c *client) send(s string) *client {
 	c.t.Helper()

@@ -208,7 +208,7 @@ func (x *exchange) relay(ep *endpoint, firstToken time.Time) *failure {
 	for !body.done {
 		in := c.unread()
 		if len(in) == 0 {
-			if !hold {
+			if !hold && x.bytesOut > 0 {
 				if f := x.flushBody(); f != nil {
 					return f
 				}

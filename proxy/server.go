@@ -134,6 +134,9 @@ func (s *Server) tlsConfig() *tls.Config {
 	return c
 }
 
+// unwindTimeout is how long the requests that a shutdown cuts off may take to tell their clients.
+const unwindTimeout = 5 * time.Second
+
 // Drained says how a shutdown went.
 type Drained struct {
 	Finished int // requests that were running and came to their end
@@ -142,7 +145,8 @@ type Drained struct {
 
 // Shutdown stops the server: for DrainDelay it only has answers close their connections; then it accepts no more
 // connections or requests, lets running ones end until DrainTimeout has passed, and cuts off the rest. When ctx ends,
-// what is left of these times is skipped. It returns when every connection has been closed.
+// what is left of these times is skipped. It returns when every connection
+// has been closed, or 5 s after the end.
 func (s *Server) Shutdown(ctx context.Context) Drained {
 	h := s.h
 	h.draining.Store(true)
@@ -178,15 +182,16 @@ func (s *Server) Shutdown(ctx context.Context) Drained {
 	h.cancelAll(cancelledByDrain)
 	again := time.NewTicker(50 * time.Millisecond) // for requests that were just beginning
 	defer again.Stop()
-	for stopped := false; !stopped; {
+	for end := time.Now().Add(unwindTimeout); time.Now().Before(end); {
 		select {
 		case <-done:
-			stopped = true
+			h.watch.close()
+			return Drained{Finished: max(0, running-cut), Cut: cut}
 		case <-again.C:
 			h.cancelAll(cancelledByDrain)
 		}
 	}
-	h.watch.close()
+	// What is left are connections that have never sent a request, or clients that don't take the end of their answer.
 	return Drained{Finished: max(0, running-cut), Cut: cut}
 }
 
