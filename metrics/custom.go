@@ -26,11 +26,11 @@ type Mapping struct {
 	Running string // requests in the batch
 	Waiting string // requests queued
 
-	KVUtilization string // ratio 0..1; or else the next two
-	KVUsed        string // tokens or blocks
-	KVTotal       string // in the same unit as KVUsed
-	KVCapacity    string // tokens; where KVTotal isn't in tokens already
-	BlockTokens   int    // tokens per block, if KVUsed and KVTotal count blocks; 0 says that they count tokens
+	KVCacheUtilization string // ratio 0..1; or else the next two
+	KVUsed             string // tokens or blocks
+	KVTotal            string // in the same unit as KVUsed
+	KVCapacityTokens   string // where KVTotal isn't in tokens already
+	BlockTokens        int    // tokens per block, if KVUsed and KVTotal count blocks; 0 says that they count tokens
 
 	Adapters      string // a family with a series for each adapter in use or resident, of a value above 0
 	AdaptersLabel string // the label that names them, separated by commas if there are several
@@ -62,20 +62,20 @@ func (m *Mapping) compile() (*Dialect, error) {
 		Name: Custom, Paths: []string{path}, Model: []string{"model_name", "model"},
 		Running: read("running", m.Running),
 		Waiting: read("waiting", m.Waiting),
-		KVUsage: read("kv_utilization", m.KVUtilization),
+		KVUsage: read("kv_cache_utilization", m.KVCacheUtilization),
 	}
 	used, total := read("kv_used", m.KVUsed), read("kv_total", m.KVTotal)
 	switch {
 	case m.KVUsed != "" && m.KVTotal == "":
 		errs = append(errs, errors.New("custom: kv_used needs kv_total"))
-	case m.KVUsed != "" && m.KVUtilization == "":
+	case m.KVUsed != "" && m.KVCacheUtilization == "":
 		d.KVUsage = ratio(used, total)
 	}
 	switch {
 	case m.BlockTokens < 0:
 		errs = append(errs, fmt.Errorf("custom: block_tokens: %d; want 1 or more, or none", m.BlockTokens))
-	case m.KVCapacity != "":
-		d.KVTokens = read("kv_capacity", m.KVCapacity)
+	case m.KVCapacityTokens != "":
+		d.KVTokens = read("kv_capacity_tokens", m.KVCapacityTokens)
 	case m.KVTotal != "" && m.BlockTokens > 0:
 		d.Blocks, d.BlockSize = total, term{op: opConstant, constant: float64(m.BlockTokens)}
 	case m.KVTotal != "":
@@ -112,16 +112,15 @@ func (m *Mapping) Check() error {
 func parseSelector(s string) (term, error) {
 	p := expfmt.NewTextParser(model.LegacyValidation)
 	families, err := p.TextToMetricFamilies(strings.NewReader(s + " 0\n"))
-	if err != nil || len(families) != 1 {
+	if err != nil || len(families) != 1 || strings.ContainsAny(s, "\n#") {
 		return term{}, fmt.Errorf(`%q is no series; want a name such as queue_size, or queue_size{kind="total"}`, s)
 	}
 	for name, f := range families {
-		switch labels := f.Metric[0].Label; len(labels) {
-		case 0:
-			return gauge(name), nil
-		case 1:
-			return labelled(name, labels[0].GetName(), labels[0].GetValue()), nil
+		t := gauge(name)
+		for _, l := range f.Metric[0].Label {
+			t.where = append(t.where, label{l.GetName(), l.GetValue()})
 		}
+		return t, nil
 	}
-	return term{}, fmt.Errorf("%q has several labels; want one at most", s)
+	panic("BUG: one family was parsed, and none is there")
 }

@@ -107,7 +107,7 @@ func Lookup(name string) *Dialect {
 // those that describe it.
 func (d *Dialect) terms() (engine, description []*term) {
 	return []*term{&d.Running, &d.Waiting, &d.Swapped, &d.Deferred, &d.PDQueued, &d.KVUsage, &d.Awake},
-		[]*term{&d.BlockSize, &d.Blocks, &d.KVTokens, &d.Pending, &d.SlotsUsed, &d.SlotsTotal}
+		[]*term{&d.BlockSize, &d.Blocks, &d.KVTokens, &d.SlotsUsed, &d.SlotsTotal, &d.Pending}
 }
 
 func (d *Dialect) counters() [][]string {

@@ -254,7 +254,7 @@ func (c *client) describe(url string, err error) error {
 		return err
 	case errors.Is(err, errTooLarge):
 		e.Fault, e.What = FaultTooLarge, fmt.Sprintf("more than %d bytes", c.limit)
-		e.Fix = "raise max_page_bytes if that is the page's true size"
+		e.Fix = "raise scrape.max_bytes if that is the page's true size"
 	case errors.As(err, &js):
 		e.Fault, e.What, e.json = FaultJSON, "JSON; want the Prometheus text format", js.body
 	case errors.Is(err, errHTML):

@@ -16,7 +16,9 @@ import (
 // Options configure a [Manager]. Zero values stand for the defaults.
 type Options struct {
 	// Interval is how often a page is read to begin with, and after a failure (default 1s). From there it moves between
-	// MinInterval (default 500ms), where load comes from elsewhere or KV space is short, and MaxInterval (default 2.5s).
+	// MinInterval (default a quarter of it), where load comes from elsewhere or KV space is short, and MaxInterval (default
+	// four times it). All three the same make it fixed. A page that names adapters is read each ModelsInterval at least,
+	// unless MinInterval is longer.
 	Interval, MinInterval, MaxInterval time.Duration
 	// MaxBackoff bounds the interval between attempts on an endpoint that fails (default 5s).
 	MaxBackoff time.Duration
@@ -56,8 +58,8 @@ func (o *Options) fill() error {
 		return errors.New("metrics: Options.Now is missing; want the clock of the table's readers")
 	}
 	o.Interval = cmp.Or(o.Interval, time.Second)
-	o.MinInterval = min(cmp.Or(o.MinInterval, 500*time.Millisecond), o.Interval)
-	o.MaxInterval = max(cmp.Or(o.MaxInterval, 2500*time.Millisecond), o.Interval)
+	o.MinInterval = min(cmp.Or(o.MinInterval, o.Interval/4), o.Interval)
+	o.MaxInterval = max(cmp.Or(o.MaxInterval, 4*o.Interval), o.Interval)
 	o.MaxBackoff = max(cmp.Or(o.MaxBackoff, 5*time.Second), o.Interval)
 	o.ModelsInterval = cmp.Or(o.ModelsInterval, 1250*time.Millisecond)
 	o.SlowModelsInterval = cmp.Or(o.SlowModelsInterval, 5*time.Second)

@@ -26,7 +26,8 @@ type Raw struct {
 	PrefixHitTokens  Value
 	PrefixQueries    Value // tokens looked up in the prefix cache
 	Preemptions      Value
-	Workers          int // servers behind this one that the page tells apart; 0 where it doesn't
+	Pending          Value // queued in front of all engines, where the page has several
+	Workers          int   // servers behind this one that the page tells apart; 0 where it doesn't
 
 	Anomalies int // numbers out of their range
 }
@@ -69,7 +70,7 @@ func (d *Dialect) raw(p *page, now float64) *Raw {
 		}
 		values := [][]*Value{
 			{&e.Running, &e.Waiting, &e.Swapped, &e.Deferred, &e.PDQueued, &e.KVUsage, &e.Awake},
-			{&e.BlockSize, &e.Blocks, &e.KVTokens, &e.Pending, &e.SlotsUsed, &e.SlotsTotal},
+			{&e.BlockSize, &e.Blocks, &e.KVTokens, &e.SlotsUsed, &e.SlotsTotal, &e.Pending},
 		}
 		for j, t := range engine {
 			*values[0][j] = t.eval(p, own)
@@ -77,6 +78,7 @@ func (d *Dialect) raw(p *page, now float64) *Raw {
 		for j, t := range description {
 			*values[1][j] = t.eval(p, about)
 		}
+		e.Pending = d.Pending.eval(p, own)
 		switch {
 		case !e.KVUsage.Known || e.KVUsage.V <= 1:
 		case e.KVUsage.V <= maxUtilization:
@@ -86,6 +88,9 @@ func (d *Dialect) raw(p *page, now float64) *Raw {
 			e.KVUsage = Value{}
 			r.Anomalies++
 		}
+	}
+	if !slices.ContainsFunc(r.Engines, func(e RawEngine) bool { return e.ID == "" }) {
+		r.Pending = d.Pending.eval(p, func(s *series) bool { return s.engine == "" })
 	}
 	for i, v := range []*Value{&r.PromptTokens, &r.GenerationTokens, &r.PrefixHitTokens, &r.PrefixQueries, &r.Preemptions} {
 		*v = counter(p, d.counters()[i])
@@ -227,9 +232,12 @@ func (r *Raw) Load() *pool.Load {
 		}
 		l.Engines = append(l.Engines, el)
 	}
+	waiting += r.Pending.V
 	nameEngines(l, r.Engines)
 	l.Running = int32(min(math.Round(running), math.MaxInt32))
-	l.Waiting = int32(min(math.Round(waiting), math.MaxInt32))
+	if l.Known.Has(pool.KnowsWaiting) {
+		l.Waiting = int32(min(math.Round(waiting), math.MaxInt32))
+	}
 	l.KVCapacityTokens = int64(min(capacity, math.MaxInt32*1024)) * int64(max(1, r.Workers))
 	switch {
 	case plainN == 0:
@@ -269,9 +277,12 @@ func (e *RawEngine) capacity() Value {
 	return Value{}
 }
 
-// sharesSpace reports whether an engine before i has the same name under another model: two names of one engine.
+// sharesSpace reports whether the KV space of engine i is another's too: an engine before it has the same name under
+// another model, or it stands for all engines of the page.
 func (r *Raw) sharesSpace(i int) bool {
-	return slices.ContainsFunc(r.Engines[:i], func(e RawEngine) bool { return e.ID == r.Engines[i].ID })
+	id := r.Engines[i].ID
+	return slices.ContainsFunc(r.Engines[:i], func(e RawEngine) bool { return e.ID == id }) ||
+		id == "" && slices.ContainsFunc(r.Engines, func(e RawEngine) bool { return e.ID != "" })
 }
 
 // nameEngines gives the engines of l names that differ. Numbers without an engine label on a page that has engines are of

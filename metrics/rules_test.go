@@ -433,6 +433,7 @@ func TestWaitingAddsUp(t *testing.T) {
 	f("vllm", "vllm:num_requests_waiting 18\nvllm:num_requests_waiting_by_reason{reason=\"deferred\"} 18\nvllm:num_requests_waiting_by_reason{reason=\"capacity\"} 0\n", 18)
 	f("sglang", "sglang:num_queue_reqs 1\nsglang:num_decode_prealloc_queue_reqs 17\nsglang:num_decode_transfer_queue_reqs 6\nsglang:num_grammar_queue_reqs 2\n", 26)
 	f("lmdeploy", "lmdeploy:num_requests_waiting{engine=\"0\"} 2\nlmdeploy:num_api_requests_waiting 3\n", 5)
+	f("lmdeploy", "lmdeploy:num_requests_waiting{engine=\"0\"} 2\nlmdeploy:num_requests_waiting{engine=\"1\"} 4\nlmdeploy:num_api_requests_waiting 3\n", 9)
 	f("max", "maxserve_num_requests_queued 7\nmaxserve_num_requests_awaiting_admission 1\n", 8)
 	f("triton", "nv_trt_llm_request_metrics{model=\"m\",request_type=\"waiting\"} 3\nnv_inference_pending_request_count{model=\"m\"} 2\nnv_inference_pending_request_count{model=\"other\"} 9\n", 5)
 }

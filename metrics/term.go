@@ -24,8 +24,8 @@ func (v Value) or(w Value) Value {
 type term struct {
 	op     operation
 	family string
-	label  string // which label decides or holds the number
-	value  string // what it must be
+	where  []label // labels that a series must have to count
+	label  string  // which label holds the number
 	args   []term
 
 	constant float64
@@ -35,7 +35,7 @@ type operation uint8
 
 const (
 	opNone     operation = iota
-	opGauge              // the value of the family's series, where label is value if a label is named
+	opGauge              // the value of the family's series
 	opLabel              // the number in a label of the family's series
 	opFirst              // the first argument that is known
 	opSum                // of the arguments that are known
@@ -47,8 +47,8 @@ const (
 func gauge(family string) term { return term{op: opGauge, family: family} }
 
 // labelled is gauge for the series whose label has the given value.
-func labelled(family, label, value string) term {
-	return term{op: opGauge, family: family, label: label, value: value}
+func labelled(family, name, value string) term {
+	return term{op: opGauge, family: family, where: []label{{name, value}}}
 }
 
 // infoLabel is the number that an info series carries in a label.
@@ -75,11 +75,12 @@ func (t *term) families(yield func(string)) {
 
 // accepts reports whether t, which is a gauge or a label, takes its number from s.
 func (t *term) accepts(s *series) bool {
-	if t.op != opGauge || t.label == "" {
-		return true
+	for _, w := range t.where {
+		if v, ok := s.label(w.name); !ok || v != w.value {
+			return false
+		}
 	}
-	v, ok := s.label(t.label)
-	return ok && v == t.value
+	return true
 }
 
 // leaves calls yield for every sample that t reads, whatever its engine.

@@ -129,7 +129,7 @@ func mapping(c *config.Custom) *metrics.Mapping {
 		return nil
 	}
 	return &metrics.Mapping{
-		Path: c.Path, Running: c.Running, Waiting: c.Waiting, KVUtilization: c.KVCacheUtilization, KVCapacity: c.KVCapacityTokens,
+		Path: c.Path, Running: c.Running, Waiting: c.Waiting, KVCacheUtilization: c.KVCacheUtilization, KVCapacityTokens: c.KVCapacityTokens,
 	}
 }
 
