@@ -189,7 +189,7 @@ func needsRestart(old, now *config.Config) (keys []string) {
 	return keys
 }
 
-// newDiscovery returns a manager that feeds g's table.
-func (g *Gateway) newDiscovery() (*discovery.Manager, error) {
-	return discovery.New(discovery.Options{Apply: g.apply, Log: g.log, Env: discovery.Env{Dialects: ConfigOptions().Dialects}})
+// newDiscovery returns a manager that hands what it finds to apply.
+func (g *Gateway) newDiscovery(apply func(string, []discovery.Target)) (*discovery.Manager, error) {
+	return discovery.New(discovery.Options{Apply: apply, Log: g.log, Env: discovery.Env{Dialects: ConfigOptions().Dialects}})
 }

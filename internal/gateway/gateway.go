@@ -132,7 +132,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 	if err := g.newDataPath(cfg, b, sinks); err != nil {
 		return nil, err
 	}
-	if g.discovery, err = g.newDiscovery(); err != nil {
+	if g.discovery, err = g.newDiscovery(g.apply); err != nil {
 		g.Close()
 		return nil, err
 	}

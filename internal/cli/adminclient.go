@@ -1,0 +1,86 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// maxAnswerBytes bounds what is read from an admin listener: a table of 65,000 endpoints takes half of it.
+const maxAnswerBytes = 256 << 20
+
+// An adminClient asks the admin listener of a running gateway.
+type adminClient struct {
+	base    string
+	timeout time.Duration
+}
+
+// adminFlags adds the flags that say where the admin listener is.
+func adminFlags(c *cobra.Command, a *adminClient) {
+	c.Flags().StringVar(&a.base, "admin", "http://127.0.0.1:9090", "URL of the gateway's admin listener")
+	c.Flags().DurationVar(&a.timeout, "timeout", 10*time.Second, "how long to wait for its answer")
+	envFlags(c, "admin")
+}
+
+// call asks path and returns the status and the body.
+func (a *adminClient) call(ctx context.Context, method, path string, body []byte) (int, []byte, error) {
+	base := strings.TrimRight(a.base, "/")
+	if !strings.Contains(base, "://") {
+		base = "http://" + base
+	}
+	u, err := url.Parse(base)
+	if err != nil || u.Host == "" {
+		return 0, nil, usage("--admin http://127.0.0.1:9090", "--admin %q is not a URL", a.base)
+	}
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, base+path, bytes.NewReader(body))
+	if err != nil {
+		return 0, nil, err
+	}
+	t := &http.Transport{DisableKeepAlives: true}
+	resp, err := (&http.Client{Transport: t}).Do(req)
+	if err != nil {
+		return 0, nil, withTry(fmt.Errorf("no answer from the admin listener: %w", err),
+			"kvgate serve -c FILE, or --admin URL if it listens elsewhere (admin.listen)")
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswerBytes))
+	if err != nil {
+		return 0, nil, fmt.Errorf("admin listener: %s: %w", path, err)
+	}
+	return resp.StatusCode, data, nil
+}
+
+// get reads a page as JSON into v.
+func (a *adminClient) get(ctx context.Context, path string, v any) error {
+	status, data, err := a.call(ctx, http.MethodGet, path, nil)
+	if err != nil {
+		return err
+	}
+	if status != http.StatusOK {
+		return fmt.Errorf("admin listener: %s: status %d: %s", path, status, firstLine(data))
+	}
+	if err := json.Unmarshal(data, v); err != nil {
+		return fmt.Errorf("admin listener: %s: %w; is %s a kvgate?", path, err, a.base)
+	}
+	return nil
+}
+
+// firstLine is the message of an error page, whether JSON or text.
+func firstLine(data []byte) string {
+	var e struct{ Error string }
+	if json.Unmarshal(data, &e) == nil && e.Error != "" {
+		return e.Error
+	}
+	line, _, _ := strings.Cut(strings.TrimSpace(string(data)), "\n")
+	return line[:min(len(line), 300)]
+}

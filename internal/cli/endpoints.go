@@ -1,0 +1,86 @@
+package cli
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"kvgate/internal/admin"
+	"kvgate/pool"
+)
+
+func newEndpoints(e *env) *cobra.Command {
+	var a adminClient
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "endpoints [--json]",
+		Short: "List the endpoints of a running gateway and what is known of them",
+		Example: `  kvgate endpoints
+  kvgate endpoints --json | jq '.endpoints[] | select(.healthy | not)'`,
+		Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			var v pool.View
+			if err := a.get(c.Context(), "/debug/snapshot", &v); err != nil {
+				return err
+			}
+			if asJSON {
+				return printJSON(e, v)
+			}
+			endpointTable(e.stdout, v.Endpoints)
+			for i := range v.Endpoints {
+				if ep := &v.Endpoints[i]; ep.Error != "" {
+					fmt.Fprintf(e.stdout, "%s: %s\n", ep.ID, ep.Error)
+				}
+			}
+			return nil
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	adminFlags(c, &a)
+	return c
+}
+
+func newModels(e *env) *cobra.Command {
+	var a adminClient
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "models [--json]",
+		Short: "List the models and adapters that clients of a running gateway may ask for",
+		Example: `  kvgate models
+  kvgate models --json`,
+		Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			var v admin.ModelsView
+			if err := a.get(c.Context(), "/debug/models", &v); err != nil {
+				return err
+			}
+			if asJSON {
+				return printJSON(e, v)
+			}
+			tw := tabwriter.NewWriter(e.stdout, 0, 0, 2, ' ', 0)
+			fmt.Fprintln(tw, "MODEL\tPOOL\tADAPTER OF\tCONTEXT\tENDPOINTS")
+			for i := range v.Models {
+				m := &v.Models[i]
+				fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\n", m.ID, m.Pool, cmp.Or(m.Base, "-"), unknown(m.MaxModelLen, "%d"), fewOf(m.Endpoints, 4))
+			}
+			return tw.Flush()
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	adminFlags(c, &a)
+	return c
+}
+
+// fewOf is at most n of the words and how many there are.
+func fewOf(words []string, n int) string {
+	if len(words) == 0 {
+		return "none"
+	}
+	if len(words) <= n {
+		return strings.Join(words, " ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(words[:n], " "), len(words)-n)
+}

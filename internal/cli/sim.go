@@ -1,0 +1,115 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"kvgate/internal/modelsim"
+)
+
+func newSim(e *env) *cobra.Command {
+	var o modelsim.Options
+	var n int
+	var fill float64
+	var dialect string
+	var faults []string
+	c := &cobra.Command{
+		Use:   "sim [flags]",
+		Short: "Run simulated model servers that behave like vLLM on a GPU",
+		Long: `Run simulated model servers: vLLM's API, metrics, batching, KV cache, prefix cache and adapters at the speed of a real
+GPU, without one. POST /sim/faults on a server makes it fail in many ways while it runs.
+
+Profiles: ` + strings.Join(modelsim.ProfileNames(), ", "),
+		Example: `  kvgate sim
+  kvgate sim -n 4 --profile 8b-h100 --adapter sql --adapter chat --speedup 10
+  kvgate sim --fault '{"kind":"slow","delay_seconds":2}'`,
+		Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			o.Dialect = modelsim.Dialect(dialect)
+			var list []modelsim.Fault
+			for _, text := range faults {
+				f := modelsim.Fault{Kind: modelsim.FaultKind(text)}
+				if strings.HasPrefix(text, "{") {
+					if err := json.Unmarshal([]byte(text), &f); err != nil {
+						return usage(`--fault '{"kind":"status","status":503}'`, "--fault %s: %w", text, err)
+					}
+				}
+				list = append(list, f)
+			}
+			if n < 1 || n > 1000 {
+				return usage("kvgate sim -n 4", "-n %d; want 1 to 1000", n)
+			}
+			return sim(c.Context(), e, o, n, fill, list)
+		},
+	}
+	fl := c.Flags()
+	fl.StringVar(&o.Listen, "listen", "127.0.0.1:8000", "host:port of the first server; further ones take the ports after it (port 0: any)")
+	fl.IntVarP(&n, "servers", "n", 1, "number of servers")
+	fl.StringVar(&o.Profile, "profile", modelsim.DefaultProfile, "GPU and model that set the pace")
+	fl.StringSliceVar(&o.Models, "model", nil, "name of the base model, repeatable for several names of it (default meta-llama/Llama-3.1-8B-Instruct)")
+	fl.StringSliceVar(&o.Adapters, "adapter", nil, "LoRA adapter that is servable, repeatable")
+	fl.IntVar(&o.MaxLoras, "max-loras", 0, "adapters that fit into one batch (default 4 with adapters)")
+	fl.IntVar(&o.MaxCPULoras, "max-cpu-loras", 0, "adapters that stay in host memory (default --max-loras)")
+	fl.Float64Var(&o.Speedup, "speedup", 1, "divides every time")
+	fl.IntVar(&o.KVTokens, "kv-tokens", 0, "size of the KV cache in tokens (default the profile's)")
+	fl.IntVar(&o.MeanOutputTokens, "mean-output", 256, "mean length of answers without a limit, in tokens")
+	fl.BoolVar(&o.EndsEarly, "ends-early", false, "take max_tokens as a bound, as people's answers do, rather than as the length")
+	fl.Float64Var(&fill, "fill", 0, "share of the KV cache that others keep in use, 0 to 1")
+	fl.StringArrayVar(&faults, "fault", nil, "a fault to begin with: a kind, or a JSON object; repeatable")
+	fl.StringVar(&dialect, "dialect", string(modelsim.DialectVLLM), "vllm or vllm-0.8 (older names of metrics)")
+	fl.StringVar(&o.APIKey, "api-key", "", "key that requests below /v1 must carry (default none)")
+	fl.Uint64Var(&o.Seed, "seed", 0, "changes drawn lengths and words")
+	fl.BoolVar(&o.AllowRemote, "allow-remote", false, "listen on addresses that are not loopback")
+	return c
+}
+
+// sim runs n servers until a signal ends them.
+func sim(ctx context.Context, e *env, o modelsim.Options, n int, fill float64, faults []modelsim.Fault) error {
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	host, portText, err := net.SplitHostPort(o.Listen)
+	port, perr := strconv.Atoi(portText)
+	if err != nil || perr != nil {
+		return usage("--listen 127.0.0.1:8000", "--listen %q is not host:port", o.Listen)
+	}
+	var servers []*modelsim.Server
+	defer func() {
+		wait, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		for _, s := range servers {
+			_ = s.Close(wait)
+		}
+	}()
+	for i := range n {
+		so := o
+		so.Seed += uint64(i)
+		if port != 0 {
+			so.Listen = net.JoinHostPort(host, strconv.Itoa(port+i))
+		}
+		s, err := modelsim.New(so)
+		if err != nil {
+			return fmt.Errorf("server %d: %w", i+1, err)
+		}
+		servers = append(servers, s)
+		if err := s.Fill(fill); err != nil {
+			return err
+		}
+		if err := s.SetFaults(faults...); err != nil {
+			return usage("kvgate sim --help", "--fault: %w", err)
+		}
+		fmt.Fprintln(e.stdout, s.URL())
+	}
+	fmt.Fprintf(e.stderr, "%s, profile %s, speedup %g; stop with ctrl-c\n", count(n, "server"), o.Profile, o.Speedup)
+	<-ctx.Done()
+	return nil
+}

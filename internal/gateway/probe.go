@@ -1,0 +1,121 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kvgate/config"
+	"kvgate/metrics"
+	"kvgate/pool"
+	"kvgate/scoring"
+)
+
+// Check builds everything that cfg asks for, starts nothing, and reports what cannot be built.
+func Check(cfg *config.Config) error {
+	_, err := unstarted().build(cfg)
+	return err
+}
+
+// unstarted is a gateway that can build and nothing else.
+func unstarted() *Gateway {
+	return &Gateway{log: zap.NewNop(), start: time.Now(), learners: make(map[string]*scoring.Learner)}
+}
+
+// A Look is what one scrape of an endpoint showed.
+type Look struct {
+	View       pool.EndpointView
+	Understood []string // numbers that its page tells
+	Missing    []string // numbers that it does not
+	Notes      []string // what is odd
+}
+
+// maxLooks is how many endpoints are looked at together.
+const maxLooks = 32
+
+// Probe finds cfg's endpoints and looks once at each, the way a gateway would. It returns when all have been looked at or
+// ctx ends; what could not be read by then says so in its View.
+func Probe(ctx context.Context, cfg *config.Config) ([]Look, error) {
+	g := unstarted()
+	b, err := g.build(cfg)
+	if err != nil {
+		return nil, err
+	}
+	b.scrape.OnState, b.scrape.OnScrape = nil, nil
+	g.table = pool.NewTable(b.pools, pool.Options{})
+	found, err := g.findOnce(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	var looks []Look
+	places := make(chan struct{}, maxLooks)
+	results := make([]metrics.Result, len(found))
+	errs := make([]error, len(found))
+	var wg sync.WaitGroup
+	for i, e := range found {
+		wg.Go(func() {
+			places <- struct{}{}
+			defer func() { <-places }()
+			start := g.now()
+			results[i], errs[i] = metrics.ScrapeOnce(ctx, e, b.scrape)
+			g.table.Observe(e, pool.Observation{Load: results[i].Load, At: g.now(), Took: g.now().Sub(start), Err: errs[i]})
+			if results[i].ModelsErr == nil {
+				g.table.SetServed(e, &pool.Served{Models: results[i].Models, At: g.now()})
+			}
+		})
+	}
+	wg.Wait()
+	s, now := g.table.Load(), g.now()
+	for i, e := range found {
+		for r := range s.Rows {
+			if s.Rows[r].Endpoint != e {
+				continue
+			}
+			l := Look{View: s.Rows[r].View(now), Understood: results[i].Understood, Missing: results[i].Missing, Notes: results[i].Notes}
+			if errs[i] != nil {
+				l.View.Error = errs[i].Error()
+				// It answers, though not with a page that is understood: it can still serve.
+				l.View.Healthy = l.View.Healthy && results[i].ModelsErr == nil
+			}
+			looks = append(looks, l)
+		}
+	}
+	return looks, nil
+}
+
+// findOnce runs discovery until every source has spoken once, and returns the endpoints in the order of the table.
+func (g *Gateway) findOnce(ctx context.Context, cfg *config.Config) ([]*pool.Endpoint, error) {
+	var failed error
+	d, err := g.newDiscovery(func(name string, targets []pool.Spec) {
+		if _, _, err := g.table.SetEndpoints(name, targets, g.now()); err != nil {
+			failed = err
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	d.SetPools(cfg.Pools)
+	err = d.Wait(ctx)
+	status := d.Status()
+	d.Close()
+	if err != nil {
+		return nil, fmt.Errorf("discovery: %w", err)
+	}
+	if failed != nil {
+		return nil, failed
+	}
+	for _, st := range status {
+		if st.LastError != "" {
+			return nil, fmt.Errorf("pool %s: source %s: %s", st.Pool, st.Source, st.LastError)
+		}
+	}
+	s := g.table.Load()
+	var out []*pool.Endpoint
+	for i := range s.Rows {
+		out = append(out, s.Rows[i].Endpoint)
+	}
+	return out, nil
+}
