@@ -18,9 +18,9 @@ type Options struct {
 	Workers int
 	// Runner holds the bounds; zero durations have defaults.
 	Runner Runner
-	// OnlyInvariants ignores what the cases expect and looks at what holds for every
-	// case. It is for chains of proxies, where the first answers as it likes.
-	OnlyInvariants bool
+	// OnlyBehind ignores what the client gets and looks at what reaches the backend: for
+	// chains of proxies, where the first answers as it likes.
+	OnlyBehind bool
 }
 
 // Play plays cases through proxies started by start, which is given the address of
@@ -69,8 +69,8 @@ func Play(t *testing.T, o Options, start func(t *testing.T, backendAddr string) 
 				res := r.Run(c)
 				good := res.Pass
 				reasons := res.Reasons
-				if o.OnlyInvariants {
-					good, reasons = len(res.Broken) == 0, res.Broken
+				if o.OnlyBehind {
+					good, reasons = len(res.Behind) == 0, res.Behind
 				}
 				mu.Lock()
 				if good {

@@ -107,7 +107,7 @@ type Result struct {
 	Pass     bool     `json:"pass"`
 	Alt      string   `json:"alt,omitempty"`
 	Reasons  []string `json:"reasons,omitempty"`
-	Broken   []string `json:"broken,omitempty"` // the Reasons that break what holds for every case
+	Behind   []string `json:"behind,omitempty"` // those of Reasons that say that something reached the backend that never may, or spoilt another exchange
 	Got      string   `json:"got"`
 	Retries  int      `json:"canary_retries"`
 	Ms       int64    `json:"ms"`
@@ -293,6 +293,7 @@ func (r *Runner) Run(c *Case) (res Result) {
 		if bad != "" {
 			res.Pass = false
 			res.Reasons = append(res.Reasons, "after the case: "+bad)
+			res.Behind = append(res.Behind, "after the case: "+bad)
 			b.dropAll() // a poisoned pool must not spoil the next case
 			time.Sleep(50 * time.Millisecond)
 			r.canary(2)
@@ -320,6 +321,7 @@ func (r *Runner) Run(c *Case) (res Result) {
 	if len(recs) > c.MaxForwarded {
 		inv = append(inv, fmt.Sprintf("%d requests reached the backend, at most %d were sent", len(recs), c.MaxForwarded))
 	}
+	res.Behind = append(res.Behind, inv...)
 	for i, m := range append(append([]*msg(nil), interim...), finals...) {
 		for _, v := range m.bad {
 			inv = append(inv, fmt.Sprintf("response %d to the client is malformed: %s", i+1, v))
@@ -336,7 +338,6 @@ func (r *Runner) Run(c *Case) (res Result) {
 	}
 	if len(inv) > 0 {
 		res.Reasons = append(res.Reasons, inv...)
-		res.Broken = inv
 		return
 	}
 	var why []string
