@@ -140,7 +140,7 @@ func partName(header []byte) (name string, file, encoded, ok bool) {
 		line, header, _ = bytes.Cut(header, []byte("\r\n"))
 		key, value, colon := bytes.Cut(line, []byte(":"))
 		// No folded lines, no line ends of another kind, no odd names.
-		if !colon || len(key) == 0 || bytes.ContainsAny(key, " \t") || bytes.ContainsAny(line, "\r\n\x00") || !utf8.Valid(line) {
+		if !colon || !isToken(key) || !utf8.Valid(line) || bytes.ContainsFunc(line, isControl) {
 			return "", false, false, false
 		}
 		switch strings.ToLower(string(key)) {
@@ -166,3 +166,18 @@ func partName(header []byte) (name string, file, encoded, ok bool) {
 	}
 	return name, file, encoded, ok
 }
+
+// isControl reports whether r may not stand in a header.
+func isControl(r rune) bool { return r < 0x20 && r != '\t' || r == 0x7f }
+
+// isToken reports whether s may be the name of a header (RFC 9110 §5.6.2).
+func isToken(s []byte) bool {
+	for _, c := range s {
+		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9') && bytes.IndexByte(tokenMarks, c) < 0 {
+			return false
+		}
+	}
+	return len(s) > 0
+}
+
+var tokenMarks = []byte("!#$%&'*+-.^_`|~")

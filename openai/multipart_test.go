@@ -117,6 +117,9 @@ func TestPeekMultipart(t *testing.T) {
 	raw("--B\r\nContent-Disposition: form-data; name=x\r\nContent-Disposition: form-data; name=model\r\n\r\nm\r\n--B--", "can't be read")
 	raw("--B\r\nContent-Disposition: form-data;\r\n name=model\r\n\r\nm\r\n--B--", "can't be read")
 	raw("--B\r\nContent-Disposition: form-data; name=model\r\nContent-Transfer-Encoding: base64\r\n\r\nbQ==\r\n--B--", "encoded")
+	raw("--B\r\nX: \x10\r\n"+part+"--B--", "can't be read")
+	raw("--B\r\nX Y: z\r\n"+part+"--B--", "can't be read")
+	raw("--B\r\nX\xff: z\r\n"+part+"--B--", "can't be read")
 	raw("--B\r\nX: "+strings.Repeat("x", 9000)+"\r\n\r\nm\r\n--B--", "within 8 KiB")
 	raw(strings.Repeat("--B\r\nContent-Disposition: form-data; name=x\r\n\r\n\r\n", 257)+"--B--", "more than 256 parts")
 
