@@ -53,7 +53,8 @@ func (r *Request) peekForm(contentType string, b []byte) *BodyError {
 	i := len(delimiter) - 2
 	for range maxParts {
 		if bytes.HasPrefix(b[i:], []byte("--")) {
-			if rest := bytes.TrimLeft(b[i+2:], " \t\r\n"); len(rest) > 0 {
+			rest := bytes.TrimLeft(b[i+2:], " \t")
+			if len(rest) > 0 && !bytes.HasPrefix(rest, []byte("\r\n")) || len(bytes.TrimLeft(rest, " \t\r\n")) > 0 {
 				return bad(len(b)-len(rest), "something follows the last boundary; send nothing after it")
 			}
 			if r.Model == nil {

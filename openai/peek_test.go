@@ -396,7 +396,8 @@ func chatBody(text string, size int) []byte {
 }
 
 func BenchmarkPeek(b *testing.B) {
-	for _, text := range []struct{ name, text string }{{"prose", prose}, {"code", code}} {
+	chinese := strings.Repeat("这个表作为一个不可变的值发布，所以读者不会看到两次抓取。", 8)
+	for _, text := range []struct{ name, text string }{{"prose", prose}, {"code", code}, {"chinese", chinese}} {
 		for _, size := range []int{1 << 10, 16 << 10, 256 << 10, 2 << 20} {
 			body := chatBody(text.text, size)
 			b.Run(fmt.Sprintf("%s/%dKB/peek", text.name, size>>10), func(b *testing.B) {

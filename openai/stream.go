@@ -101,6 +101,10 @@ func (s *Stream) Feed(p []byte) {
 			case int(s.bom) < len(bom) && c == bom[s.bom]:
 				s.bom++
 				i++
+			case s.bom > 0 && int(s.bom) < len(bom):
+				// Not a whole byte order mark: the beginning of an odd name.
+				s.nameLen = uint8(copy(s.name[:], bom[:s.bom]))
+				s.state = inName
 			case c == '{':
 				s.state = inJSON
 				s.w.start(objRoot)

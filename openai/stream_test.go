@@ -255,6 +255,8 @@ func TestStreamForms(t *testing.T) {
 	f(": [DONE]\n\nevent: [DONE]\n\n", `0 1 "" "" "" false`)
 	// after the end nothing counts
 	f("data: [DONE]\n\ndata: {\"error\":{\"code\":500}}\n\n", `0 0 "done" "" "" true`)
+	f("\xef\xbb\xbfdata:[DONE]\n\n", `0 0 "done" "" "" true`)
+	f("\xef\xbbdata:[DONE]\n\n", `0 0 "" "" "" false`) // no byte order mark, no data
 	// look-alikes in text
 	f(`data: {"choices":[{"delta":{"content":"\"finish_reason\":\"abort\",\"error\":{}"},"finish_reason":"stop"}]}`+"\n\ndata: [DONE]\n\n", `1 0 "done" "stop" "" true`)
 	f(`data: {"choices":[{"delta":{"content":"data: [DONE]\n\n","error":{"code":1},"usage":5}}]}`+"\n\n", `1 0 "" "" "" false`)
