@@ -28,14 +28,14 @@ type Config struct {
 	// Listen is the address that clients connect to, host:port. Without a host it is every interface.
 	Listen string `yaml:"listen" restart:"true"`
 	// TLS makes the client listener speak HTTPS (HTTP/1.1 over TLS 1.2 or newer). Without it, it speaks plain HTTP. A
-	// reload takes new certificates, but does not switch between the two.
+	// reload reads the files again; to switch between the two takes a restart.
 	TLS *ServerTLS `yaml:"tls" example:"" restart:"true"`
 	// Admin is the second listener: dashboard, /metrics, health, reload, debugging.
 	Admin Admin `yaml:"admin"`
 	// Log says what is logged and how.
 	Log Log `yaml:"log"`
 	// Limits bound what one client, or all of them together, can make the gateway hold.
-	Limits Limits `yaml:"limits"`
+	Limits Limits `yaml:"limits" restart:"true"`
 	// Timeouts bound every wait. Those from connect on may be overridden in a pool.
 	Timeouts Timeouts `yaml:"timeouts"`
 	// Retry says when a request that failed at one endpoint may try another one.
@@ -45,11 +45,11 @@ type Config struct {
 	// Scrape says how the endpoints' metrics pages are read.
 	Scrape Scrape `yaml:"scrape"`
 	// Drain says how the gateway stops after SIGTERM.
-	Drain Drain `yaml:"drain"`
+	Drain Drain `yaml:"drain" restart:"true"`
 	// Headers says what happens to headers that proxies add.
-	Headers Headers `yaml:"headers"`
+	Headers Headers `yaml:"headers" restart:"true"`
 	// Debug adds X-Kvgate-Endpoint, X-Kvgate-Outcome, X-Kvgate-Attempts and Server-Timing to answers.
-	Debug Debug `yaml:"debug"`
+	Debug Debug `yaml:"debug" restart:"true"`
 	// Pools are the groups of endpoints; each serves one base model. At least one is required, and it needs a name and
 	// a discovery source; everything else in this file may be left out.
 	Pools []Pool `yaml:"pools"`
@@ -86,41 +86,38 @@ type Log struct {
 	Access string `yaml:"access" enum:"on,off,sample"`
 	// AccessSampleRatio is the share of successful requests that access: sample writes, 0..1.
 	AccessSampleRatio float64 `yaml:"access_sample_ratio" min:"0" max:"1"`
-	// File is where the log goes. Without it, standard error.
-	File string `yaml:"file" restart:"true" example:"/var/log/kvgate.log" path:"any"`
+	// File is where the log goes. Without it, standard error. A reload opens it anew, which suits log rotation.
+	File string `yaml:"file" example:"/var/log/kvgate.log" path:"any"`
 }
 
 // Limits bound what clients and endpoints can make the gateway hold. Sizes take KiB, MiB, GiB (1024) or kB, MB, GB (1000).
 type Limits struct {
-	// HeaderBytes is the largest request line and header block; above it the answer is 431. Each idle connection may
-	// hold a buffer of this size.
-	HeaderBytes Bytes `yaml:"header_bytes" restart:"true" min:"4KiB" max:"1MiB"`
+	// HeaderBytes is the largest request line and header block together; above it the answer is 431.
+	HeaderBytes Bytes `yaml:"header_bytes" min:"4KiB" max:"40KiB"`
 	// BodyBytes is the largest request body; above it the answer is 413. Bodies are held in memory until an endpoint
 	// has taken them.
 	BodyBytes Bytes `yaml:"body_bytes" min:"1KiB" max:"4GiB"`
 	// InFlightBodyBytes is how much memory the bodies of all requests may take together; beyond it new ones get 503.
 	// At least body_bytes, or the largest body could never pass.
 	InFlightBodyBytes Bytes `yaml:"in_flight_body_bytes" min:"1KiB" max:"1024GiB"`
-	// Connections is how many client connections may be open at a time. Danger: each needs up to two file
-	// descriptors; raise the limit of the process (ulimit -n, LimitNOFILE) with it.
-	Connections int `yaml:"connections" restart:"true" min:"1" max:"1000000"`
+	// Connections is how many client connections may be open at a time. 0: half of the files that the process may
+	// open. Danger: each needs up to two of those; raise that limit (ulimit -n, LimitNOFILE) with it.
+	Connections int `yaml:"connections" min:"0" max:"1000000"`
 	// EndpointConnections is how many connections to one endpoint may be open at a time. Each streaming request holds one.
 	EndpointConnections int `yaml:"endpoint_connections" min:"1" max:"100000"`
 	// ResponseHeaderBytes is the largest header block that an endpoint may send; above it the client gets 502.
 	ResponseHeaderBytes Bytes `yaml:"response_header_bytes" min:"4KiB" max:"1MiB"`
-	// ChunkExtensionBytes is how many bytes of chunk extensions one chunked request body may carry; nobody needs any.
-	ChunkExtensionBytes Bytes `yaml:"chunk_extension_bytes" min:"0B" max:"1MiB"`
 }
 
 // Timeouts bound every wait.
 type Timeouts struct {
 	// Header is how long a client may take to send a request's header, from its first byte; then 408.
 	Header time.Duration `yaml:"header" restart:"true" min:"10ms" max:"1h"`
-	// Body is how long a client may take to send a request's body; then 408.
-	Body time.Duration `yaml:"body" min:"10ms" max:"24h"`
+	// Body is how long a client may take to send a request's body, and one second more for each 16 KiB of it; then 408.
+	Body time.Duration `yaml:"body" restart:"true" min:"10ms" max:"24h"`
 	// Write is how long a client may take to accept one chunk of an answer; then the request is aborted. Danger: while
 	// a client stalls, its request keeps KV cache on the endpoint.
-	Write time.Duration `yaml:"write" min:"10ms" max:"1h"`
+	Write time.Duration `yaml:"write" restart:"true" min:"10ms" max:"1h"`
 	// KeepAlive is how long a client connection may stay open between two requests. Keep it longer than the idle
 	// timeout of a load balancer in front (often 60s), or that one reuses connections just as they close.
 	KeepAlive        time.Duration `yaml:"keep_alive" restart:"true" min:"10ms" max:"24h"`
@@ -148,7 +145,7 @@ type EndpointTimeouts struct {
 // endpoint surely did no work.
 type Retry struct {
 	// MaxAttempts is how many endpoints one request may try, the first included. 1 switches retries off.
-	MaxAttempts int `yaml:"max_attempts" min:"1" max:"10"`
+	MaxAttempts int `yaml:"max_attempts" min:"1" max:"5"`
 	// BudgetRatio is the share of active requests that may be retries, 0..1. It keeps an outage from being multiplied.
 	BudgetRatio float64 `yaml:"budget_ratio" min:"0" max:"1"`
 	// BudgetMin is how many retries may run at a time however few requests are active.
@@ -268,8 +265,8 @@ type Endpoint struct {
 	MetricsURL string `yaml:"metrics_url" example:"http://10.0.0.11:9400/metrics"`
 	// Dialect overrides the pool's.
 	Dialect string `yaml:"dialect" example:"vllm" known:"dialect"`
-	// Weight is this endpoint's share in round_robin, random and consistent_hash relative to the others. The policy
-	// auto learns what each endpoint can do and needs none.
+	// Weight is how much this endpoint can take relative to the others: 2 is twice as much. The policies auto and
+	// least_requests heed it; auto also learns by itself how fast each endpoint is.
 	Weight float64 `yaml:"weight" example:"1" min:"0.001" max:"1000"`
 }
 
@@ -319,19 +316,33 @@ type EndpointTLS struct {
 	InsecureSkipVerify bool `yaml:"insecure_skip_verify"`
 }
 
-// Custom maps series of an unknown model server to the fields of a load. Each value is a metric name, optionally with
-// labels: name{label="value"}. What is left out stays unknown.
+// Custom maps series of an unknown model server to the fields of a load. Each value is a metric name, or one of its
+// series: name{label="value"}. What is left out stays unknown.
 type Custom struct {
 	// Path is where the metrics page is on each endpoint.
 	Path string `yaml:"path"`
-	// KVCacheUtilization is a gauge, the share of KV cache in use as a ratio 0..1 (not percent).
-	KVCacheUtilization string `yaml:"kv_cache_utilization" example:"my_kv_used_ratio"`
-	// KVCapacityTokens is a gauge, how many tokens the KV cache holds.
-	KVCapacityTokens string `yaml:"kv_capacity_tokens" example:"my_kv_capacity_tokens"`
-	// Waiting is a gauge, requests queued in the server.
-	Waiting string `yaml:"waiting" example:"my_queue_length{stage=\"prefill\"}"`
-	// Running is a gauge, requests being worked on.
+	// Running counts requests being worked on.
 	Running string `yaml:"running" example:"my_active_requests"`
+	// Waiting counts requests queued in the server.
+	Waiting string `yaml:"waiting" example:"my_queue_length{stage=\"prefill\"}"`
+	// KVCacheUtilization is the share of KV cache in use as a ratio 0..1, not percent; or else give the next two.
+	KVCacheUtilization string `yaml:"kv_cache_utilization" example:"my_kv_used_ratio"`
+	// KVUsed counts tokens or blocks of KV cache in use.
+	KVUsed string `yaml:"kv_used" example:"my_kv_blocks_used"`
+	// KVTotal counts tokens or blocks that there are, in the unit of kv_used.
+	KVTotal string `yaml:"kv_total" example:"my_kv_blocks"`
+	// BlockTokens is how many tokens a block holds, where kv_used and kv_total count blocks.
+	BlockTokens int `yaml:"block_tokens" example:"16" min:"1" max:"65536"`
+	// KVCapacityTokens is how many tokens the KV cache holds, where kv_total doesn't tell.
+	KVCapacityTokens string `yaml:"kv_capacity_tokens" example:"my_kv_capacity_tokens"`
+	// Adapters is a metric with a series above 0 for each LoRA adapter that is in use or resident.
+	Adapters string `yaml:"adapters" example:"my_adapter_info"`
+	// AdaptersLabel is its label that names them, separated by commas if there are several.
+	AdaptersLabel string `yaml:"adapters_label" example:"adapter"`
+	// MaxAdapters is how many adapters fit.
+	MaxAdapters string `yaml:"max_adapters" example:"my_adapter_slots"`
+	// EngineLabel tells the engines of one server apart, where a page has several.
+	EngineLabel string `yaml:"engine_label" example:"engine"`
 }
 
 // Default is the configuration of a file that says nothing. It has no pools, so it is not complete by itself.
@@ -341,17 +352,15 @@ func Default() *Config {
 		Admin:  Admin{Listen: "127.0.0.1:9090"},
 		Log:    Log{Level: "info", Format: "json", Access: "on", AccessSampleRatio: 0.01},
 		Limits: Limits{
-			HeaderBytes:         32 << 10,
+			HeaderBytes:         40 << 10, // so that 32 KiB of header fields pass with any request line
 			BodyBytes:           32 << 20,
 			InFlightBodyBytes:   512 << 20,
-			Connections:         16384,
 			EndpointConnections: 4096,
 			ResponseHeaderBytes: 32 << 10,
-			ChunkExtensionBytes: 4 << 10,
 		},
 		Timeouts: Timeouts{
 			Header:    10 * time.Second,
-			Body:      time.Minute,
+			Body:      30 * time.Second,
 			Write:     30 * time.Second,
 			KeepAlive: 90 * time.Second,
 			EndpointTimeouts: EndpointTimeouts{
@@ -375,7 +384,7 @@ func Default() *Config {
 			Interval:   time.Second,
 			Adaptive:   true,
 			Timeout:    time.Second,
-			MaxBytes:   8 << 20,
+			MaxBytes:   4 << 20,
 			StaleAfter: 10 * time.Second,
 		},
 		Drain:   Drain{Delay: 5 * time.Second, Timeout: 2 * time.Minute},
@@ -417,20 +426,21 @@ func (c *Config) Warnings() Problems { return c.warnings }
 // NeedRestart lists the keys that differ between two configurations and that a reload cannot change. Of tls only
 // whether it is there counts.
 func NeedRestart(before, after *Config) (keys []string) {
-	var walk func(path string, a, b reflect.Value)
-	walk = func(path string, a, b reflect.Value) {
+	var walk func(path string, a, b reflect.Value, all bool)
+	walk = func(path string, a, b reflect.Value, all bool) {
 		for _, f := range fieldsOf(a.Type()) {
 			x, y := a.FieldByIndex(f.index), b.FieldByIndex(f.index)
+			restart := all || f.restart
 			switch {
 			case f.typ.Kind() == reflect.Struct && f.typ != secretType:
-				walk(join(path, f.name), x, y)
-			case !f.restart:
+				walk(join(path, f.name), x, y, restart)
+			case !restart:
 			case f.typ.Kind() == reflect.Pointer && x.IsNil() != y.IsNil(),
 				f.typ.Kind() != reflect.Pointer && !reflect.DeepEqual(x.Interface(), y.Interface()):
 				keys = append(keys, join(path, f.name))
 			}
 		}
 	}
-	walk("", reflect.ValueOf(before).Elem(), reflect.ValueOf(after).Elem())
+	walk("", reflect.ValueOf(before).Elem(), reflect.ValueOf(after).Elem(), false)
 	return keys
 }

@@ -55,7 +55,7 @@ func TestBadFiles(t *testing.T) {
 		if !ok || len(ps) == 0 {
 			t.Fatalf("%s: error %v is no list of problems", f, err)
 		}
-		return strings.ReplaceAll(ps.Error(), f+":", "")
+		return strings.NewReplacer(f+":", "", absolute("testdata"), "testdata").Replace(ps.Error())
 	}
 	for _, f := range files {
 		t.Run(filepath.Base(f), func(t *testing.T) {

@@ -325,7 +325,11 @@ func (d *decoder) weights(path string, at, n *yaml.Node, v reflect.Value, f fiel
 	out := make(map[string]float64, len(n.Content)/2)
 	for _, p := range d.pairs(path, n) {
 		name, written := snakeCase(p.key.Value), join(path, p.key.Value)
-		if !slices.Contains(known, name) {
+		ok := slices.Contains(known, name)
+		if !ok && d.opt.ScorerName != nil {
+			name, ok = d.opt.ScorerName(p.key.Value)
+		}
+		if !ok {
 			d.add(p.key, written, "unknown scorer", hintFor(p.key.Value, "scorers", known))
 			continue
 		}

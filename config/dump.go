@@ -242,7 +242,7 @@ func (p *printer) comment(f field) (lines []string) {
 	if f.min != "" && !strings.Contains(doc, f.min+".."+f.max) {
 		doc += " Range: " + f.min + " to " + f.max + "."
 	}
-	if f.restart {
+	if f.restart && !strings.Contains(doc, "restart") {
 		doc += " A change needs a restart."
 	}
 	const width = 110

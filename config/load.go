@@ -25,6 +25,9 @@ type Options struct {
 	Policies []string // registered policies; auto is always among them
 	Scorers  []string // registered scorers, in snake_case
 
+	// ScorerName returns the registered name of a scorer in another spelling; nil accepts camelCase and hyphens only.
+	ScorerName func(string) (name string, ok bool)
+
 	// Env looks up environment variables; os.LookupEnv if nil.
 	Env func(name string) (string, bool)
 }
@@ -96,8 +99,12 @@ func newDecoder(name string, opt Options) *decoder {
 	if opt.Env == nil {
 		opt.Env = os.LookupEnv
 	}
+	dir := filepath.Dir(name)
+	if abs, err := filepath.Abs(dir); err == nil { // or else we are nowhere, and relative names are as good as any
+		dir = abs
+	}
 	return &decoder{
-		opt: opt, file: name, dir: filepath.Dir(name), root: Default(),
+		opt: opt, file: name, dir: dir, root: Default(),
 		values: make(map[string]*yaml.Node), bad: make(map[string]bool), badBelow: make(map[string]bool),
 	}
 }

@@ -191,12 +191,34 @@ func TestFullFile(t *testing.T) {
 		{URL: "http://gpu-a.example:8000", Weight: 1},
 		{URL: "https://[2001:db8::1]", ID: "gpu-b", MetricsURL: "http://10.0.0.2:9400/metrics?x=1", Dialect: "tgi", Weight: 0.5},
 	})
-	eq("file", *p.Discovery.File, FileSource{Path: "testdata/targets.yaml", Interval: 5 * time.Second})
+	eq("file", *p.Discovery.File, FileSource{Path: absolute("testdata/targets.yaml"), Interval: 5 * time.Second})
 	eq("dns", *p.Discovery.DNS, DNSSource{Name: "llama.models.svc.cluster.local", Type: "a", Port: 8000, Scheme: "http", Interval: 10 * time.Second})
 	// A pool inherits what the file says above, even where that comes after it in the file.
 	eq("timeouts", p.Timeouts, EndpointTimeouts{Connect: 500 * time.Millisecond, FirstToken: 5 * time.Minute, Total: 2 * time.Hour, EndpointIdle: 4 * time.Second})
 	eq("by alias", c.Pools[1].Timeouts, p.Timeouts)
 	eq("body", c.Limits.BodyBytes, Bytes(1536<<20))
+}
+
+func absolute(path string) string {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		panic(err)
+	}
+	return abs
+}
+
+// Other spellings of scorers are as their registry has it.
+func TestScorerSpellings(t *testing.T) {
+	opt := testOptions()
+	opt.ScorerName = func(s string) (string, bool) { return "kv_cache", s == "kvCacheUtilizationScorer" }
+	text := `pools: [{name: a, discovery: {static: ["http://h:1"]}, policy: {weights: {kvCacheUtilizationScorer: 1, runningRequests: 2}}}]`
+	c, err := Parse("c.yaml", []byte(text), opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w := c.Pools[0].Policy.Weights; !reflect.DeepEqual(w, map[string]float64{"kv_cache": 1, "running_requests": 2}) {
+		t.Error(w)
+	}
 }
 
 func TestSizeIsBounded(t *testing.T) {
@@ -283,7 +305,7 @@ func TestSameInput(t *testing.T) {
 
 func TestNeedRestart(t *testing.T) {
 	a, b := Default(), Default()
-	b.Limits.BodyBytes, b.Retry.MaxAttempts, b.Pools = 1, 1, []Pool{{}}
+	b.Retry.MaxAttempts, b.Timeouts.Connect, b.Log.File, b.Pools = 1, 1, "x", []Pool{{}}
 	if keys := NeedRestart(a, b); len(keys) > 0 {
 		t.Errorf("%v", keys)
 	}

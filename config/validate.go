@@ -123,7 +123,8 @@ const uvicornKeepAlive = 5e9
 var (
 	headerName = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}$") // RFC 9110 §5.6.2
 	poolName   = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
-	series     = regexp.MustCompile(`^[a-zA-Z_:][a-zA-Z0-9_:]*(\{\s*([a-zA-Z_][a-zA-Z0-9_]*\s*=\s*"(\\.|[^"\\])*"\s*(,\s*|$|\}))*\}?)?$`)
+	label      = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]*$`)
+	series     = regexp.MustCompile(`^[a-zA-Z_:][a-zA-Z0-9_:]*(\{\s*[a-zA-Z_][a-zA-Z0-9_]*\s*=\s*"(\\.|[^"\\])*"\s*,?\s*\})?$`)
 )
 
 func (d *decoder) pools() {
@@ -411,21 +412,42 @@ func (d *decoder) custom(at string, c *Custom) {
 	}
 	none := true
 	for _, f := range []struct{ key, value string }{
-		{"kv_cache_utilization", c.KVCacheUtilization},
-		{"kv_capacity_tokens", c.KVCapacityTokens},
-		{"waiting", c.Waiting},
 		{"running", c.Running},
+		{"waiting", c.Waiting},
+		{"kv_cache_utilization", c.KVCacheUtilization},
+		{"kv_used", c.KVUsed},
+		{"kv_total", c.KVTotal},
+		{"kv_capacity_tokens", c.KVCapacityTokens},
+		{"adapters", c.Adapters},
+		{"max_adapters", c.MaxAdapters},
 	} {
-		if f.value == "" {
-			continue
-		}
-		none = false
-		if !series.MatchString(f.value) {
-			d.wrong(at+"."+f.key, strconv.Quote(clip(f.value))+" is not a series", `write name or name{label="value"}`)
+		none = none && f.value == ""
+		if f.value != "" && !series.MatchString(f.value) {
+			d.wrong(at+"."+f.key, strconv.Quote(clip(f.value))+" is not a series", `write name, or name{label="value"} with one label`)
 		}
 	}
 	if none && !d.badBelow[at] {
-		d.wrong(at, "maps no series", "write at least one of kv_cache_utilization, kv_capacity_tokens, waiting, running")
+		d.wrong(at, "maps no series", "write at least one, such as waiting")
+	}
+	for _, f := range []struct {
+		key   string
+		given bool
+		other string
+		there bool
+	}{
+		{"kv_used", c.KVUsed != "", "kv_total", c.KVTotal != ""},
+		{"block_tokens", c.BlockTokens != 0, "kv_total", c.KVTotal != ""},
+		{"adapters", c.Adapters != "", "adapters_label", c.AdaptersLabel != ""},
+		{"adapters_label", c.AdaptersLabel != "", "adapters", c.Adapters != ""},
+	} {
+		if f.given && !f.there {
+			d.wrong(at+"."+f.key, "has no effect without "+f.other, "write that too")
+		}
+	}
+	for _, f := range []struct{ key, value string }{{"adapters_label", c.AdaptersLabel}, {"engine_label", c.EngineLabel}} {
+		if f.value != "" && !label.MatchString(f.value) {
+			d.wrong(at+"."+f.key, strconv.Quote(clip(f.value))+" is not a label", "write letters, digits and \"_\"")
+		}
 	}
 }
 

@@ -127,7 +127,9 @@ func (m *Manager) SetPools(pools []config.Pool) {
 		next[p.Name] = s
 		s.dialect = p.Dialect
 		stopped = append(stopped, m.setSources(s, &p.Discovery)...)
-		m.touch(s)
+		if s.told() { // a round for nothing would hold up what is found in the next moment
+			m.touch(s)
+		}
 	}
 	for _, s := range m.pools {
 		stopped = append(stopped, s.sources...)

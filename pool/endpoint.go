@@ -38,7 +38,7 @@ type Endpoint struct {
 	spec     atomic.Pointer[Spec]          // never nil; discovery may change all of it but the identity
 	live     *counters                     // one cache line of its own
 	adapters atomic.Pointer[AdapterMemory] // never nil; replaced when the endpoint restarts
-	epoch    atomic.Uint32                 // counts restarts: what was believed under another epoch is void
+	epoch    atomic.Uint32                 // what was believed of the slot under another epoch is void
 
 	// What has been learned from this endpoint's traffic; 0 means nothing yet. Written by scoring only.
 	PrefillTokensPerSecond Float
@@ -99,7 +99,8 @@ func (c *counters) booked() Booked {
 	return Booked{c.requests.Load(), c.pendingTokens.Load(), c.kvTokens.Load()}
 }
 
-// Epoch counts the restarts of the server that have been noticed.
+// Epoch changes when the server is found to have restarted, and no two endpoints that ever had the same slot share one:
+// what was believed of a slot under another epoch is void.
 func (e *Endpoint) Epoch() uint32 { return e.epoch.Load() }
 
 // IntakeTokens is the number of uncached prompt tokens ever booked on e.

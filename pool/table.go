@@ -42,6 +42,7 @@ type Table struct {
 	entries   map[identity]*entry // endpoints in the table
 	removed   map[identity]*entry // endpoints that left it; they come back with their counters
 	slots     []*Endpoint         // by Endpoint.Slot; nil is free
+	epochs    []uint32            // by Endpoint.Slot: where its next owner's epochs begin
 	slabs     [][]counters
 	dirty     bool // an observation waits for Flush
 	published Instant
@@ -173,6 +174,7 @@ func (t *Table) sweep(now Instant) {
 		if now.Sub(e.removedAt) > t.opts.KeepRemoved && e.endpoint.Booked().Requests == 0 {
 			delete(t.removed, id)
 			t.slots[e.endpoint.Slot] = nil
+			t.epochs[e.endpoint.Slot] = e.endpoint.Epoch() + 1
 		}
 	}
 }
@@ -185,6 +187,7 @@ func (t *Table) newEndpoint(s Spec, address string) *Endpoint {
 	if slot < 0 {
 		slot = len(t.slots)
 		t.slots = append(t.slots, nil)
+		t.epochs = append(t.epochs, 0)
 	}
 	if slot/slabSize == len(t.slabs) {
 		t.slabs = append(t.slabs, make([]counters, slabSize))
@@ -201,6 +204,7 @@ func (t *Table) newEndpoint(s Spec, address string) *Endpoint {
 		live:     live,
 	}
 	e.IDHash = HashName(e.ID)
+	e.epoch.Store(t.epochs[slot])
 	e.adapters.Store(newAdapterMemory(0))
 	t.slots[slot] = e
 	return e

@@ -1,8 +1,6 @@
 package proxy
 
 import (
-	"errors"
-	"io"
 	"math/bits"
 	"sync"
 
@@ -18,10 +16,7 @@ const (
 	maxBodyClass = 26 // 64 MiB; larger buffers aren't pooled
 )
 
-var (
-	errBudget = &rejection{code: "saturated", status: 429, reason: "too many request bytes are in flight"}
-	errBody   = badRequest("the request body can't be read")
-)
+var errBudget = &rejection{code: "saturated", status: 429, reason: "too many request bytes are in flight"}
 
 // bodyPools hold buffers by size: the pool of class k holds those of 1<<k bytes. The
 // collector empties them when they aren't used.
@@ -54,86 +49,54 @@ func putBodyBuffer(b *bodyBuffer) {
 
 // A requestBody is a whole request body in memory. The zero value is an empty one.
 type requestBody struct {
-	buf    *bodyBuffer
-	n      int
+	n      int // bytes
 	budget *budget
+	held   int64 // bytes of the budget
+	// One of the two: a buffer of the body's own, or the connection's, lent.
+	buf    *bodyBuffer
+	lent   []byte
+	lender *clientConn
 }
 
 // bytes returns the body. It is valid until release.
 func (r *requestBody) bytes() []byte {
 	if r.buf == nil {
-		return nil
+		return r.lent
 	}
 	return r.buf.b[:r.n]
 }
 
-// release gives the memory back. It may be called more than once.
+// release gives the memory back. It may be called more than once, and must be before
+// the handler returns.
 func (r *requestBody) release() {
-	if r.buf == nil {
-		return
+	if r.held > 0 {
+		r.budget.release(r.held)
 	}
-	r.budget.release(int64(len(r.buf.b)))
-	putBodyBuffer(r.buf)
+	if r.buf != nil {
+		putBodyBuffer(r.buf)
+	}
+	c := r.lender
 	*r = requestBody{}
+	if c != nil {
+		c.lent = false
+		c.freeInput()
+	}
 }
 
 // readBody reads the whole body of ctx's request into r, which must be empty. The
-// limit of a body's size was enforced on the way here, by clientConn; b bounds what
-// all bodies together hold. On a refusal r is empty, and the rest of the body is
-// unread: the connection must be closed after the answer, which fasthttp does by
-// itself where it can't skip the rest.
+// limit of a body's size is enforced on the way; b bounds what all bodies together
+// hold. On a refusal r is empty, and the rest of the body may be unread: the connection
+// is closed after the answer.
 func readBody(ctx *fasthttp.RequestCtx, b *budget, r *requestBody) *rejection {
-	src := ctx.RequestBodyStream()
-	if src == nil {
-		return nil
+	c := asClientConn(ctx.Conn())
+	if c == nil {
+		panic("BUG: the server was not given connections of our listener")
 	}
-	declared := int64(ctx.Request.Header.ContentLength()) // -1: chunked
-	if declared == 0 {
-		return nil
-	}
-	first := declared
-	if first < 0 || first > firstBodyBytes {
-		first = firstBodyBytes
-		if declared < 0 {
-			first = 4 << 10 // chunked requests come in all sizes
-		}
-	}
-	r.budget = b
-	if !r.grow(bodyClass(first)) {
+	rej := c.readBody(b, r)
+	if rej != nil {
 		ctx.SetConnectionClose()
-		return errBudget
 	}
-	for {
-		if r.n == len(r.buf.b) && int64(r.n) != declared {
-			class := r.buf.class + 2
-			if declared > 0 {
-				class = min(class, bodyClass(declared))
-			}
-			if !r.grow(class) {
-				r.release()
-				ctx.SetConnectionClose()
-				return errBudget
-			}
-		}
-		n, err := src.Read(r.buf.b[r.n:])
-		r.n += n
-		switch {
-		case err == io.EOF && (declared < 0 || int64(r.n) == declared):
-			return nil
-		case err != nil:
-			r.release()
-			ctx.SetConnectionClose()
-			if rej, ok := errors.AsType[*rejection](err); ok {
-				return rej
-			}
-			if err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) {
-				return errBodyCut
-			}
-			return errBody
-		case int64(r.n) == declared:
-			return nil
-		}
-	}
+	return rej
 }
 
 // grow moves the body into a buffer of the class and reports whether the budget had
@@ -142,10 +105,12 @@ func (r *requestBody) grow(class int) bool {
 	if !r.budget.acquire(1 << class) {
 		return false
 	}
+	r.held += 1 << class
 	buf := getBodyBuffer(class)
 	if old := r.buf; old != nil {
 		copy(buf.b, old.b[:r.n])
 		r.budget.release(int64(len(old.b)))
+		r.held -= int64(len(old.b))
 		putBodyBuffer(old)
 	}
 	r.buf = buf

@@ -7,33 +7,30 @@ import (
 	"io"
 	"net"
 	"os"
-	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// A clientConn is an accepted connection as the HTTP server reads it. It stands
-// below the server's own buffer, so every byte of every request passes through it in
-// order, and it lets pass only bytes that it has framed and checked itself: whole
-// request heads that checkHead accepts, Content-Length bodies counted to the byte,
-// chunked bodies with their framing checked, limited and freed of extensions and
-// trailers. What the server's more lenient parser would make of anything else never
-// comes up, since it doesn't get to see it.
-//
-// Checking is done in place, in the buffer the server reads into: no copy, no second
-// buffer, no allocation. Only a head that arrives in pieces is collected in a buffer
-// of its own until it is whole.
+// A clientConn is an accepted connection as the HTTP server sees it. It reads the
+// socket itself, frames every message, and hands the server request heads only, one at
+// a time, each whole and accepted by checkHead, without the fields that frame a body.
+// So the server's more lenient parser decides nothing: it doesn't get to see anything
+// that could be read in two ways, or a byte of a body. Bodies are for the handler, who
+// gets them from readBody; what it leaves is skipped before the next head.
 //
 // A refusal reaches the server as an error of its read, a *rejection, which its
 // ErrorHandler answers before the connection is closed.
+//
+// Input is read into a pooled buffer, as large as the connection's last request was,
+// that is given back whenever nothing is buffered: an idle connection has none. A body
+// that came with its head is used where it lies.
 //
 // Read deadlines are clientConn's own: each phase (first head, idle, rest of a head,
 // body) has its time, and the timer is only touched when it is due or has to come
 // sooner. The same holds for writes, which may stall for a time but take as long as
 // they need while they progress.
 //
-// Read, Write and the fields used by them belong to the goroutine that serves the
-// connection. Close and the watch may be used from any.
+// All but Close and the watch belong to the goroutine that serves the connection.
 type clientConn struct {
 	net.Conn // the TCP connection, or TLS over it
 	edge     *edge
@@ -44,13 +41,20 @@ type clientConn struct {
 	fail      *rejection // no byte from here on is good
 	failSaid  bool       // the server has been given the one byte that makes it read a head
 	served    bool       // at least one head was let through
-	left      int64      // bytes left of the body, or of the chunk's data
-	body      int64      // body bytes let through of the current message
-	extra     int        // bytes of chunk extensions, trailers or empty lines dropped from the current message
+	expect    bool       // the client waits for 100 Continue before it sends its body
 	chunkLine chunkLine
-	held      *heldInput // nil: input is read straight into the server's buffer
-	since     time.Time  // when the current phase began; zero until somebody had to wait in it
-	readArmed time.Time  // the deadline set on Conn; zero: none
+	left      int64       // bytes left of the body, or of the chunk's data
+	body      int64       // body bytes consumed of the current message
+	extra     int         // bytes of chunk extensions or trailers, or empty lines, of the current message
+	size      int         // bytes of the current message's head; with body: how large a buffer the next will want
+	looked    int         // bytes of the incomplete head in the buffer that have been looked at
+	in        *bodyBuffer // input; nil: none is buffered
+	lent      bool        // a requestBody uses part of in
+	r, w      int         // in.b[r:w] is not yet consumed
+	head      []byte      // what the server hasn't read yet of a checked head; part of in
+	sock      socket
+	since     time.Time // when the current phase began; zero until somebody had to wait in it
+	readArmed time.Time // the deadline set on Conn; zero: none
 
 	// Writing.
 	discard     int // answers of the server that are not to be sent, since handlers have sent their own
@@ -62,6 +66,12 @@ type clientConn struct {
 	closed atomic.Bool
 
 	watched watchState
+}
+
+func newClientConn(c net.Conn, e *edge, release func()) *clientConn {
+	cc := &clientConn{Conn: c, edge: e, release: release}
+	cc.sock.init(cc)
+	return cc
 }
 
 // phase says what the next byte of a connection belongs to.
@@ -78,14 +88,18 @@ const (
 
 const (
 	// readBufferBytes is the server's read buffer, which a request head must fit.
-	// It is a size class of Go's allocator.
+	// The server holds one while it parses a head.
 	readBufferBytes = 40 << 10
 	readBufferSlack = 64
 
-	maxEmptyLines     = 4        // CR LFs before a request line (RFC 9112 2.2 asks for one at least)
-	maxExtensionBytes = 16 << 10 // chunk extensions of one body together
-	maxTrailerBytes   = 8 << 10
-	maxChunkDigits    = 15
+	minInputClass = 12 // 4 KiB
+	maxInputClass = 16 // 64 KiB: a larger body is read into a buffer of its own
+
+	maxEmptyLines     = 4         // CR LFs before a request line (RFC 9112 2.2 asks for one at least)
+	maxExtensionBytes = 16 << 10  // chunk extensions of one body together
+	maxTrailerBytes   = 8 << 10   //
+	maxChunkDigits    = 15        //
+	maxSkipBytes      = 256 << 10 // of a body that nobody wants; more, and the connection is closed
 
 	lingerTotal  = 5 * time.Second
 	lingerSilent = time.Second
@@ -96,237 +110,313 @@ const (
 var (
 	crlf     = []byte("\r\n")
 	crlfcrlf = []byte("\r\n\r\n")
+	goOn     = []byte("HTTP/1.1 100 Continue\r\n\r\n")
 )
 
-// heldInput collects a head that came in pieces, with what came behind it.
-// b[off:ok] may be handed on; b[ok:] is not yet a whole head.
-type heldInput struct {
-	b       []byte
-	off, ok int
-}
-
-var heldPool = sync.Pool{New: func() any { return &heldInput{b: make([]byte, 0, 4<<10)} }}
-
-// Read implements net.Conn: it returns checked bytes only.
+// Read implements net.Conn for the HTTP server: it returns checked heads.
 func (c *clientConn) Read(p []byte) (int, error) {
-	if len(p) == 0 {
-		return 0, nil
-	}
-	for {
-		if c.held != nil {
-			if n, err := c.readHeld(p); n > 0 || err != nil {
-				return n, err
-			}
-			continue
-		}
+	for len(c.head) == 0 {
 		if c.fail != nil {
 			return c.refuse(p)
 		}
-		// Fast path: a whole head, or a piece of a body, straight into the server's buffer.
-		n, err := c.readRaw(p)
-		if n > 0 {
-			ok, rest := c.check(p[:n])
-			if rest < n {
-				c.hold(p[rest:n])
+		if err := c.nextHead(); err != nil {
+			return 0, err
+		}
+	}
+	n := copy(p, c.head)
+	if c.head = c.head[n:]; len(c.head) == 0 {
+		c.freeInput()
+	}
+	return n, nil
+}
+
+// nextHead sets c.head to the next request's head, or c.fail. An error is the end of
+// the connection.
+func (c *clientConn) nextHead() error {
+	if c.lent {
+		panic("BUG: the handler has not released the body")
+	}
+	if c.phase != inHead {
+		if err := c.skipBody(); err != nil {
+			return err
+		}
+	}
+	for {
+		b := c.buffered()
+		for len(b) > 1 && b[0] == '\r' { // an empty line before the request line
+			if c.extra++; b[1] != '\n' {
+				c.refuseWith(errLineEnd)
+				return nil
 			}
-			if ok > 0 {
-				return ok, nil
+			if c.extra > maxEmptyLines {
+				c.refuseWith(errLeadingLines)
+				return nil
 			}
-			continue
+			c.r += 2
+			c.looked = 0
+			b = b[2:]
 		}
-		if err != nil {
-			return 0, c.endOfInput(err)
+		// A head that comes in many pieces is looked through once more when its end is there.
+		if len(b) > 0 && b[0] != '\r' && (c.looked == 0 || bytes.Contains(b[max(0, c.looked-3):], crlfcrlf)) {
+			var hi headInfo
+			n, rej := checkHead(b, &c.edge.limits, &hi)
+			if n > c.edge.headBytes {
+				rej = errHeadTooLarge
+			}
+			if rej != nil {
+				c.refuseWith(rej)
+				return nil
+			}
+			if n > 0 {
+				c.head = hi.cut(b[:n])
+				c.r += n
+				c.size = n
+				c.beginBody(&hi)
+				return nil
+			}
+		}
+		if len(b) > 0 {
+			if len(b) >= c.edge.headBytes {
+				c.refuseWith(errHeadTooLarge)
+				return nil
+			}
+			if rej := checkPartialHead(b, c.looked); rej != nil {
+				c.refuseWith(rej)
+				return nil
+			}
+			if c.looked == 0 && c.served { // the first head's time runs since accept
+				c.since = time.Now()
+			}
+			c.looked = len(b)
+		}
+		if err := c.fill(); err != nil {
+			if err = c.endOfInput(err); err == errClientGone {
+				return io.EOF
+			} else if err != nil && c.fail == nil {
+				return err
+			}
+			return nil
 		}
 	}
 }
 
-// readHeld hands on what is held, or reads more of a head that isn't whole. It
-// returns 0, nil if the caller should look again.
-func (c *clientConn) readHeld(p []byte) (int, error) {
-	h := c.held
-	if h.off < h.ok {
-		n := copy(p, h.b[h.off:h.ok])
-		h.off += n
-		if h.off == len(h.b) {
-			c.dropHeld()
+// cut takes out of head what the server is not to see and returns the rest, which
+// begins where head does.
+func (hi *headInfo) cut(head []byte) []byte {
+	if hi.cuts == 0 {
+		return head
+	}
+	w := hi.cutAt[0].from
+	for i := range hi.cuts {
+		next := len(head)
+		if i+1 < hi.cuts {
+			next = hi.cutAt[i+1].from
 		}
-		return n, nil
+		w += copy(head[w:], head[hi.cutAt[i].to:next])
 	}
-	if c.fail != nil {
-		c.dropHeld()
-		return 0, nil
-	}
-	h.b = h.b[:copy(h.b, h.b[h.ok:])]
-	h.off, h.ok = 0, 0
-	if len(h.b) > c.edge.headBytes {
-		c.refuseWith(errHeadTooLarge)
-		return 0, nil
-	}
-	if len(h.b) == cap(h.b) {
-		h.b = append(h.b, make([]byte, len(h.b))...)[:len(h.b)]
-	}
-	n, err := c.readRaw(h.b[len(h.b):cap(h.b)])
-	if n == 0 && err != nil {
-		return 0, c.endOfInput(err)
-	}
-	was := len(h.b)
-	h.b = h.b[:was+n]
-	if bytes.Contains(h.b[max(0, was-3):], crlfcrlf) || bytes.HasPrefix(h.b, crlf) {
-		ok, rest := c.check(h.b)
-		h.b = h.b[:ok+copy(h.b[ok:], h.b[rest:])]
-		h.ok = ok
-		was = ok
-	}
-	if h.ok < len(h.b) && c.fail == nil {
-		c.checkPartialHead(h.b[h.ok:], was-h.ok)
-	}
-	if len(h.b) == 0 {
-		c.dropHeld()
-	}
-	return 0, nil
+	return head[:w]
 }
 
-// hold keeps b, the beginning of a head, until the rest of it has come.
-func (c *clientConn) hold(b []byte) {
-	h := heldPool.Get().(*heldInput)
-	h.b = append(h.b[:0], b...)
-	h.off, h.ok = 0, 0
-	c.held = h
-	if c.served { // the first head's time runs since accept
-		c.since = time.Now()
-	}
-	c.checkPartialHead(b, 0)
-}
-
-func (c *clientConn) dropHeld() {
-	if cap(c.held.b) <= 64<<10 {
-		heldPool.Put(c.held)
-	}
-	c.held = nil
-}
-
-// checkPartialHead refuses a head before it is whole if b[from:] already shows that
-// it can't be one: so TLS on the plain port, or lines that end in LF, are answered at
+// checkPartialHead refuses a head before it is whole if b[from:] already shows that it
+// can't be one, so that TLS on the plain port, or lines that end in LF, are answered at
 // once and not after the head timeout.
-func (c *clientConn) checkPartialHead(b []byte, from int) {
-	if len(b) == 0 {
-		return
-	}
+func checkPartialHead(b []byte, from int) *rejection {
 	if first := b[0]; first != '\r' && byteClass[first]&isToken == 0 {
-		c.refuseWith(errRequestLine)
-		return
+		return errRequestLine
 	}
 	for i := max(from, 1); i < len(b); i++ {
-		switch cr := b[i-1] == '\r'; {
-		case cr != (b[i] == '\n'):
-			c.refuseWith(errLineEnd)
-			return
-		case b[i] != '\r' && b[i] != '\n' && byteClass[b[i]]&isValue == 0:
-			c.refuseWith(errLineEnd)
-			return
+		if cr := b[i-1] == '\r'; cr != (b[i] == '\n') || b[i] != '\r' && b[i] != '\n' && byteClass[b[i]]&isValue == 0 {
+			return errLineEnd
 		}
 	}
-}
-
-// check frames and checks b, which continues the connection's input. It returns how
-// many bytes at the front of b may be handed on (what is dropped is closed up), and
-// where in b an incomplete head begins, len(b) if none does. After a refusal nothing
-// of what follows is handed on.
-func (c *clientConn) check(b []byte) (ok, rest int) {
-	r, w := 0, 0
-	// keep moves b[r:to] to the end of what may be handed on.
-	keep := func(to int) {
-		if w == r {
-			w = to
-		} else {
-			w += copy(b[w:], b[r:to])
-		}
-		r = to
-	}
-	for r < len(b) && c.fail == nil {
-		switch c.phase {
-		case inHead:
-			if b[r] == '\r' { // an empty line before the request line
-				if r+1 == len(b) {
-					return w, r
-				}
-				if c.extra++; b[r+1] != '\n' {
-					c.refuseWith(errLineEnd)
-				} else if c.extra > maxEmptyLines {
-					c.refuseWith(errLeadingLines)
-				}
-				r += 2
-				continue
-			}
-			var hi headInfo
-			n, rej := checkHead(b[r:], &c.edge.limits, &hi)
-			switch {
-			case n > c.edge.headBytes:
-				rej = errHeadTooLarge
-			case n == 0 && rej == nil:
-				return w, r
-			}
-			if rej != nil {
-				c.refuseWith(rej)
-				continue
-			}
-			end := r + n
-			if hi.cutTo > 0 {
-				from, to := r+hi.cutFrom, r+hi.cutTo
-				keep(from)
-				r = to
-			}
-			keep(end)
-			c.beginBody(&hi)
-		case inBody, inChunkData:
-			n := int(min(c.left, int64(len(b)-r)))
-			keep(r + n)
-			if c.body += int64(n); c.body > c.edge.bodyBytes {
-				c.refuseWith(errBodyTooLarge)
-				continue
-			}
-			if c.left -= int64(n); c.left == 0 {
-				if c.phase == inBody {
-					c.endMessage()
-				} else {
-					c.phase, c.chunkLine = inChunkEnd, chunkLine{}
-				}
-			}
-		default:
-			// Slow path: chunk framing, a byte at a time.
-			pass, rej := c.chunkByte(b[r])
-			if rej != nil {
-				c.refuseWith(rej)
-				continue
-			}
-			if pass {
-				keep(r + 1)
-			} else {
-				r++
-			}
-		}
-	}
-	return w, len(b)
+	return nil
 }
 
 // beginBody sets the phase for what follows an accepted head.
 func (c *clientConn) beginBody(hi *headInfo) {
 	c.served = true
-	c.body, c.extra, c.since = 0, 0, time.Time{}
+	c.body, c.extra, c.looked, c.since = 0, 0, 0, time.Time{}
 	switch {
 	case hi.chunked:
 		c.phase, c.chunkLine = inChunkLine, chunkLine{}
-		c.unread.Store(true)
 	case hi.contentLength > 0:
 		c.phase, c.left = inBody, hi.contentLength
-		c.unread.Store(true)
+	default:
+		return
 	}
+	c.expect = hi.expect && c.r == c.w // not if the body has begun already
+	c.unread.Store(true)
 }
 
 func (c *clientConn) endMessage() {
 	c.phase = inHead
+	c.expect = false
 	c.extra, c.since = 0, time.Time{}
 	c.unread.Store(false)
+}
+
+// bodyLeft reports whether so much of the current request's body is unread that the
+// connection will be closed after the answer rather than the rest skipped, so that the
+// answer should say so.
+func (c *clientConn) bodyLeft() bool {
+	return c.phase != inHead && (c.expect || c.phase == inBody && c.left > maxSkipBytes)
+}
+
+// readBody reads the body of the current request into r, which must be empty; without
+// a body r stays empty. b bounds what all bodies together hold. After a refusal r is
+// empty and the connection must be closed after the answer.
+func (c *clientConn) readBody(b *budget, r *requestBody) *rejection {
+	if c.phase == inHead {
+		return nil
+	}
+	if c.expect {
+		if _, err := c.send(goOn); err != nil {
+			c.refuseWith(errClientGone)
+			return errClientGone
+		}
+	}
+	c.expect = false
+	r.budget = b
+	var rej *rejection
+	switch {
+	case c.phase != inBody:
+		rej = c.readChunked(r)
+	case c.left <= int64(c.w-c.r):
+		// Fast path: the body came with its head and is used where it lies.
+		rej = c.lendBody(r)
+	default:
+		rej = c.readLength(r)
+	}
+	if rej != nil {
+		r.release()
+	}
+	c.freeInput()
+	return rej
+}
+
+func (c *clientConn) lendBody(r *requestBody) *rejection {
+	if !r.budget.acquire(c.left) {
+		return errBudget
+	}
+	n := int(c.left)
+	r.held, r.n, r.lender = c.left, n, c
+	r.lent = c.in.b[c.r : c.r+n : c.r+n]
+	c.lent = true
+	c.r += n
+	c.body = c.left
+	c.endMessage()
+	return nil
+}
+
+func (c *clientConn) readLength(r *requestBody) *rejection {
+	declared := c.left
+	if !r.grow(bodyClass(min(declared, firstBodyBytes))) {
+		return errBudget
+	}
+	r.n = copy(r.buf.b, c.buffered())
+	c.r, c.w = 0, 0
+	c.left -= int64(r.n)
+	c.body = int64(r.n)
+	for c.left > 0 {
+		if r.n == len(r.buf.b) && !r.grow(min(r.buf.class+2, bodyClass(declared))) {
+			return errBudget
+		}
+		// No further than this body's end: what follows is another request.
+		n, err := c.readRaw(r.buf.b[r.n:min(int64(len(r.buf.b)), declared)])
+		if n == 0 {
+			return c.endOfBody(err)
+		}
+		r.n += n
+		c.left -= int64(n)
+		c.body += int64(n)
+	}
+	c.endMessage()
+	return nil
+}
+
+func (c *clientConn) readChunked(r *requestBody) *rejection {
+	if !r.grow(minInputClass) {
+		return errBudget
+	}
+	for c.phase != inHead {
+		if r.n == len(r.buf.b) && !r.grow(r.buf.class+2) {
+			return errBudget
+		}
+		space := r.buf.b[r.n:]
+		n := 0
+		if c.r == c.w && c.phase == inChunkData {
+			var err error
+			if n, err = c.readRaw(space[:min(c.left, int64(len(space)))]); n == 0 {
+				return c.endOfBody(err)
+			}
+		} else if c.r == c.w {
+			if err := c.fill(); err != nil {
+				return c.endOfBody(err)
+			}
+			continue
+		} else if c.phase == inChunkData {
+			n = copy(space[:min(c.left, int64(len(space)))], c.buffered())
+			c.r += n
+		} else if rej := c.chunkByte(c.in.b[c.r]); rej != nil {
+			c.refuseWith(rej)
+			return rej
+		} else {
+			c.r++
+			continue
+		}
+		r.n += n
+		c.body += int64(n)
+		c.endOfData(n)
+	}
+	return nil
+}
+
+// endOfData counts n bytes of a chunk's data.
+func (c *clientConn) endOfData(n int) {
+	if c.left -= int64(n); c.left == 0 {
+		c.phase, c.chunkLine = inChunkEnd, chunkLine{}
+	}
+}
+
+// endOfBody says what an error in the middle of a body means.
+func (c *clientConn) endOfBody(err error) *rejection {
+	_ = c.endOfInput(err)
+	return c.fail
+}
+
+// skipBody reads the rest of a body that nobody wanted. An error means that the
+// connection is to be closed: more of it would come than is worth reading, or the
+// client is waiting for a word to send it.
+func (c *clientConn) skipBody() error {
+	if c.bodyLeft() {
+		return io.EOF
+	}
+	for skipped := 0; c.phase != inHead; {
+		if c.r == c.w {
+			if skipped > maxSkipBytes || c.fill() != nil {
+				return io.EOF
+			}
+		}
+		switch c.phase {
+		case inBody, inChunkData:
+			n := int(min(c.left, int64(c.w-c.r)))
+			c.r += n
+			skipped += n
+			c.body += int64(n)
+			if c.phase == inChunkData {
+				c.endOfData(n)
+			} else if c.left -= int64(n); c.left == 0 {
+				c.endMessage()
+			}
+		default:
+			skipped++
+			if c.chunkByte(c.in.b[c.r]) != nil {
+				return io.EOF
+			}
+			c.r++
+		}
+	}
+	return nil
 }
 
 // chunkLine is the state within a line of chunk framing.
@@ -340,94 +430,82 @@ type chunkLine struct {
 }
 
 // chunkByte takes the next byte of a chunk-size line, of the CR LF after a chunk's
-// data, or of the trailer section (RFC 9112 7.1). pass says whether the server is to
-// see it: extensions and trailer fields are dropped.
-func (c *clientConn) chunkByte(x byte) (pass bool, rej *rejection) {
+// data, or of the trailer section (RFC 9112 7.1). Extensions and trailers are checked
+// and dropped.
+func (c *clientConn) chunkByte(x byte) *rejection {
 	l := &c.chunkLine
 	if l.cr != (x == '\n') {
-		return false, errChunk // LF without CR, or CR without LF
+		return errChunk // LF without CR, or CR without LF
 	}
 	switch c.phase {
 	case inChunkEnd:
-		if x == '\n' {
+		switch x {
+		case '\n':
 			c.phase, *l = inChunkLine, chunkLine{}
-			return true, nil
+		case '\r':
+			l.cr = true
+		default:
+			return errChunk
 		}
-		l.cr = true
-		if x != '\r' {
-			return false, errChunk
-		}
-		return true, nil
 
 	case inChunkLine:
 		switch {
 		case x == '\n':
 			c.left = l.size
 			if l.size == 0 {
-				c.phase = inTrailer
-				c.extra = 0
+				c.phase, c.extra = inTrailer, 0
 			} else {
 				c.phase = inChunkData
 			}
 			*l = chunkLine{}
-			return true, nil
 		case x == '\r' && l.digits > 0:
 			l.cr = true
-			return true, nil
 		case l.ext:
 			if c.extra++; c.extra > maxExtensionBytes {
-				return false, errChunkExtension
+				return errChunkExtension
 			}
 			if byteClass[x]&isValue == 0 {
-				return false, errChunk
+				return errChunk
 			}
-			return false, nil
 		case x == ';' && l.digits > 0:
 			l.ext = true
-			return false, nil
 		case byteClass[x]&isHexDig != 0 && l.digits < maxChunkDigits:
 			l.digits++
 			l.size = l.size<<4 | int64(unhex(x))
 			if c.body+l.size > c.edge.bodyBytes {
-				return false, errBodyTooLarge
+				return errBodyTooLarge
 			}
-			return true, nil
+		default:
+			return errChunk
 		}
-		return false, errChunk
 
 	default: // inTrailer
-		if x == '\n' {
-			if !l.name { // the empty line: the end of the message
-				*l = chunkLine{}
-				c.endMessage()
-				return true, nil
-			}
-			if !l.colon {
-				return false, errTrailer
-			}
-			*l = chunkLine{}
-			return false, nil
-		}
 		if c.extra++; c.extra > maxTrailerBytes {
-			return false, errTrailerTooLong
+			return errTrailerTooLong
 		}
 		switch {
+		case x == '\n' && !l.name: // the empty line: the end of the message
+			*l = chunkLine{}
+			c.endMessage()
+		case x == '\n' && !l.colon:
+			return errTrailer
+		case x == '\n':
+			*l = chunkLine{}
 		case x == '\r':
 			l.cr = true
-			return !l.name, nil
 		case l.colon:
 			if byteClass[x]&isValue == 0 {
-				return false, errTrailer
+				return errTrailer
 			}
 		case x == ':' && l.name:
 			l.colon = true
 		case byteClass[x]&isToken != 0:
 			l.name = true
 		default:
-			return false, errTrailer
+			return errTrailer
 		}
-		return false, nil
 	}
+	return nil
 }
 
 func unhex(x byte) byte {
@@ -446,11 +524,11 @@ func (c *clientConn) refuseWith(rej *rejection) {
 	c.unread.Store(true)
 }
 
-// refuse tells the server of the refusal. Where the server expects a head it must
-// get a first byte before the error, or it takes the connection for an idle one and
-// closes it without an answer.
+// refuse tells the server of the refusal. It expects a head, and must get a first byte
+// before the error, or it takes the connection for an idle one and closes it without an
+// answer.
 func (c *clientConn) refuse(p []byte) (int, error) {
-	if c.phase == inHead && !c.failSaid {
+	if !c.failSaid && !c.fail.quiet && c.phase == inHead && len(p) > 0 {
 		c.failSaid = true
 		p[0] = 'G'
 		return 1, nil
@@ -458,13 +536,12 @@ func (c *clientConn) refuse(p []byte) (int, error) {
 	return 0, c.fail
 }
 
-// endOfInput turns an error of the connection into what the server is to make of it:
-// io.EOF closes without an answer, a *rejection is answered first.
+// endOfInput turns an error of the connection into what is to be made of it: io.EOF
+// between messages, where the connection is closed without an answer, or else c.fail.
 func (c *clientConn) endOfInput(err error) error {
 	timeout := errors.Is(err, os.ErrDeadlineExceeded)
-	half := c.held != nil || c.phase != inHead // in the middle of a message
 	switch {
-	case !half:
+	case c.phase == inHead && c.r == c.w:
 		return io.EOF
 	case timeout && c.phase == inHead:
 		c.refuseWith(errHeadTimeout)
@@ -477,19 +554,69 @@ func (c *clientConn) endOfInput(err error) error {
 	default:
 		c.refuseWith(errBodyCut)
 	}
-	if c.held != nil {
-		c.dropHeld()
-	}
 	if !timeout {
 		c.unread.Store(false) // nothing more can come
-	}
-	if c.phase == inHead {
-		return nil // the next turn of Read says it
 	}
 	return c.fail
 }
 
-// readRaw reads from the connection within the time that the phase leaves.
+// buffered returns the input that has been read and not consumed.
+func (c *clientConn) buffered() []byte {
+	if c.in == nil {
+		return nil
+	}
+	return c.in.b[c.r:c.w]
+}
+
+// freeInput gives the input buffer back if all of it is consumed, the server has read
+// the head in it and no body is used in it.
+func (c *clientConn) freeInput() {
+	if c.r == c.w && len(c.head) == 0 && c.in != nil && !c.lent {
+		putBodyBuffer(c.in)
+		c.in, c.r, c.w = nil, 0, 0
+	}
+}
+
+// inputClass is the size of buffer that would have held the last request, head and
+// body, or the usual one if that is more than a buffer should hold.
+func (c *clientConn) inputClass() int {
+	if n := int64(c.size) + c.body; n <= 1<<maxInputClass {
+		return max(minInputClass, bodyClass(n))
+	}
+	return minInputClass
+}
+
+// fill reads more input into the buffer, behind what is there. The server has no head
+// left to read.
+func (c *clientConn) fill() error {
+	if c.r == c.w {
+		c.freeInput()
+	} else if c.w == len(c.in.b) {
+		in := c.in
+		if c.r == 0 {
+			in = getBodyBuffer(in.class + 1)
+		}
+		c.w = copy(in.b, c.buffered())
+		c.r = 0
+		if in != c.in {
+			putBodyBuffer(c.in)
+			c.in = in
+		}
+	}
+	var space []byte // nil: readRaw gets a buffer when there is something to read
+	if c.in != nil {
+		space = c.in.b[c.w:]
+	}
+	n, err := c.readRaw(space)
+	if n == 0 {
+		return err
+	}
+	c.w += n
+	return nil
+}
+
+// readRaw reads from the connection within the time that the phase leaves. It returns
+// an error only if nothing was read.
 func (c *clientConn) readRaw(p []byte) (int, error) {
 	now := time.Now()
 	for {
@@ -502,9 +629,12 @@ func (c *clientConn) readRaw(p []byte) (int, error) {
 			}
 			c.readArmed = until
 		}
-		n, err := c.Conn.Read(p)
-		if n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
-			return n, err
+		n, err := c.sock.read(p)
+		if n > 0 {
+			return n, nil
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return 0, err
 		}
 		now = time.Now()
 		if !now.Before(c.readUntil(now)) {
@@ -522,7 +652,7 @@ func (c *clientConn) readUntil(now time.Time) time.Time {
 	switch {
 	case c.phase != inHead:
 		return c.since.Add(c.edge.bodyTimeout + time.Duration(c.body/c.edge.bodyRate)*time.Second)
-	case c.held == nil && c.served:
+	case c.r == c.w && c.served:
 		return c.since.Add(c.edge.idleTimeout)
 	default:
 		return c.since.Add(c.edge.headTimeout)
@@ -637,8 +767,8 @@ func (c *clientConn) linger() {
 	if !ok || cw.CloseWrite() != nil {
 		return
 	}
-	h := heldPool.Get().(*heldInput)
-	defer heldPool.Put(h)
+	buf := getBodyBuffer(minInputClass)
+	defer putBodyBuffer(buf)
 	now := time.Now()
 	for end := now.Add(lingerTotal); now.Before(end); now = time.Now() {
 		until := now.Add(lingerSilent)
@@ -648,7 +778,7 @@ func (c *clientConn) linger() {
 		if c.Conn.SetReadDeadline(until) != nil {
 			return
 		}
-		if _, err := c.Conn.Read(h.b[:cap(h.b)]); err != nil {
+		if _, err := c.Conn.Read(buf.b); err != nil {
 			return
 		}
 	}

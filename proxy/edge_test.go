@@ -154,43 +154,69 @@ func TestEdgeServesBodies(t *testing.T) {
 
 // Requests cut at every byte are read like whole ones.
 func TestEdgePieces(t *testing.T) {
-	raw := "\r\nPOST http://a/x HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello" +
-		"POST /y HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3;x=1\r\nabc\r\n2\r\nde\r\n0\r\nT: v\r\n\r\n" +
+	raw := "\r\nPOST http://a/x HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nX: y\r\n\r\nhello" +
+		"POST /y HTTP/1.1\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\nHost: a\r\n\r\n3;x=1\r\nabc\r\n2\r\nde\r\n0\r\nT: v\r\n\r\n" +
 		"GET /z HTTP/1.1\r\nHost: a\r\n\r\n"
-	want := "POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello" +
-		"POST /y HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n" +
-		"GET /z HTTP/1.1\r\nHost: a\r\n\r\n"
-	for _, buf := range []int{1, 7, 64, 4096} {
+	want := "POST /x HTTP/1.1\r\nHost: a\r\nX: y\r\n\r\n[hello]" +
+		"POST /y HTTP/1.1\r\nHost: a\r\n\r\n[abcde]" +
+		"GET /z HTTP/1.1\r\nHost: a\r\n\r\n[]"
+	for _, skip := range []bool{false, true} {
+		raw, want := raw, want
+		if skip {
+			// Without its body being asked for, a client that waits for that isn't read on.
+			raw = strings.Replace(raw, "Expect: 100-continue\r\n", "", 1)
+			want = strings.NewReplacer("[hello]", "[]", "[abcde]", "[]").Replace(want)
+		}
 		for cut := range len(raw) {
-			if got, _ := throughEdge(t, buf, raw[:cut], raw[cut:]); got != want {
-				t.Fatalf("cut at %d, buffer of %d:\n got %q\nwant %q", cut, buf, got, want)
+			if got, _ := throughEdge(t, skip, raw[:cut], raw[cut:]); got != want {
+				t.Fatalf("cut at %d, skip %v:\n got %q\nwant %q", cut, skip, got, want)
 			}
 		}
 		pieces := make([]string, len(raw))
 		for i := range raw {
 			pieces[i] = raw[i : i+1]
 		}
-		if got, _ := throughEdge(t, buf, pieces...); got != want {
-			t.Fatalf("byte by byte, buffer of %d:\n got %q\nwant %q", buf, got, want)
+		if got, _ := throughEdge(t, skip, pieces...); got != want {
+			t.Fatalf("byte by byte, skip %v:\n got %q\nwant %q", skip, got, want)
 		}
 	}
 }
 
-// throughEdge sends pieces, a read each, through a clientConn and returns what comes
-// out of it until the end or a refusal.
-func throughEdge(t testing.TB, bufBytes int, pieces ...string) (string, *rejection) {
+// throughEdge sends pieces, a read each, through a clientConn and returns the heads and,
+// in brackets, the bodies that come out of it until the end or a refusal. skip: the
+// bodies aren't read.
+func throughEdge(t testing.TB, skip bool, pieces ...string) (string, *rejection) {
 	t.Helper()
-	c := &clientConn{Conn: &scriptedConn{pieces: pieces}, edge: newEdge(edgeOptions{}, nil), release: func() {}}
+	c := newClientConn(&scriptedConn{pieces: pieces}, newEdge(edgeOptions{}, nil), func() {})
+	b := newBudget(1 << 30)
 	var out bytes.Buffer
-	p := make([]byte, bufBytes)
+	p := make([]byte, 50)
 	for range 1 << 20 {
 		n, err := c.Read(p)
 		out.Write(p[:n])
 		if err == nil {
+			if len(c.head) > 0 || c.fail != nil {
+				continue
+			}
+			var body requestBody
+			if !skip {
+				if rej := c.readBody(b, &body); rej != nil {
+					if body.bytes() != nil || b.usedBytes() != 0 {
+						t.Fatal("a refused body is still held")
+					}
+					return out.String(), rej
+				}
+			}
+			fmt.Fprintf(&out, "[%s]", body.bytes())
+			body.release()
+			body.release()
+			if b.usedBytes() != 0 {
+				t.Fatal("a body's budget is not given back")
+			}
+			if c.r == c.w && c.in != nil {
+				t.Fatal("an empty input buffer is not given back")
+			}
 			continue
-		}
-		if c.held != nil {
-			t.Fatal("a head is still held after the end")
 		}
 		got := out.String()
 		if c.failSaid {
@@ -226,7 +252,10 @@ func (c *scriptedConn) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-func (c *scriptedConn) SetReadDeadline(time.Time) error { return nil }
+func (c *scriptedConn) Write(p []byte) (int, error) { return len(p), nil }
+
+func (c *scriptedConn) SetReadDeadline(time.Time) error  { return nil }
+func (c *scriptedConn) SetWriteDeadline(time.Time) error { return nil }
 
 type goneCounter struct{ n atomic.Int32 }
 

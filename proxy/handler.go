@@ -480,9 +480,9 @@ func (x *exchange) read() *failure {
 	return nil
 }
 
-// unreadBody has the connection closed after the answer if there is a body that nobody is going to read.
+// unreadBody has the connection closed after the answer if there is much of a body that nobody is going to read.
 func (x *exchange) unreadBody() {
-	if n := x.ctx.Request.Header.ContentLength(); n != 0 && x.ctx.RequestBodyStream() != nil {
+	if x.client.bodyLeft() {
 		x.closing = true
 	}
 }

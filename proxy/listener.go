@@ -69,7 +69,7 @@ func (l *listener) Accept() (net.Conn, error) {
 			continue
 		}
 		l.accepted.Add(1)
-		return &clientConn{Conn: c, edge: l.edge, release: l.release}, nil
+		return newClientConn(c, l.edge, l.release), nil
 	}
 }
 

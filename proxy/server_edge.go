@@ -23,9 +23,6 @@ type serverOptions struct {
 	onReject func(ctx *fasthttp.RequestCtx, rej *rejection)
 	// onPanic is told what a handler panicked with, after it was logged. May be nil.
 	onPanic func(value any)
-	// expect is asked before a client that sent Expect: 100-continue is told to go
-	// on. A refusal is the answer, and the body is never sent. May be nil.
-	expect func(ctx *fasthttp.RequestCtx) *rejection
 }
 
 // newServer returns a fasthttp server set up for kvgate's listener: its Serve must be
@@ -35,23 +32,13 @@ func newServer(o serverOptions) *fasthttp.Server {
 	return &fasthttp.Server{
 		Handler:      recovered(o),
 		ErrorHandler: func(ctx *fasthttp.RequestCtx, err error) { answerError(ctx, err, o.onReject) },
-		ExpectHandler: func(ctx *fasthttp.RequestCtx) int {
-			if o.expect != nil {
-				if rej := o.expect(ctx); rej != nil {
-					writeRejection(ctx, rej)
-					return rej.status
-				}
-			}
-			return fasthttp.StatusContinue
-		},
-		Logger: serverLogger{o.log},
+		Logger:       serverLogger{o.log},
 
-		// The buffer must hold a whole head; clientConn refuses larger ones.
-		ReadBufferSize: readBufferBytes,
-		// Bodies are read by readBody. In stream mode this is no limit but how much of
-		// a body is copied ahead of the handler: as little as the server allows.
-		StreamRequestBody:  true,
-		MaxRequestBodySize: 1,
+		// The buffer must hold a whole head; clientConn refuses larger ones. It is only
+		// held while a head is parsed: the server sees no bodies, so that it can give
+		// its buffers back before the handler runs.
+		ReadBufferSize:    readBufferBytes,
+		ReduceMemoryUsage: true,
 		// Timeouts are clientConn's. WriteTimeout would end streams.
 		ReadTimeout:  0,
 		WriteTimeout: 0,

@@ -79,9 +79,19 @@ type headInfo struct {
 	chunked       bool
 	http10        bool
 	expect        bool // Expect: 100-continue in HTTP/1.1
-	// head[cutFrom:cutTo] is the scheme and authority of an absolute-form
-	// target. Without it the head is in origin-form. Both 0: nothing to cut.
-	cutFrom, cutTo int
+	// cutAt[:cuts] are the parts of the head that are for nobody else to see, in
+	// order: scheme and authority of an absolute-form target, and the lines that frame
+	// the body or ask for 100 Continue.
+	cutAt [4]span
+	cuts  int
+}
+
+// span is b[from:to].
+type span struct{ from, to int }
+
+func (hi *headInfo) cutOut(from, to int) {
+	hi.cutAt[hi.cuts] = span{from, to}
+	hi.cuts++
 }
 
 // Byte classes.
@@ -208,11 +218,13 @@ func checkHead(b []byte, lim *headLimits, hi *headInfo) (n int, rej *rejection) 
 			if hi.contentLength = parseLength(value); hi.contentLength < 0 {
 				return 0, errLength
 			}
+			hi.cutOut(nameAt, i)
 		case fieldTransferEncoding:
 			if !equalFold(value, "chunked") {
 				return 0, errCoding
 			}
 			hi.chunked = true
+			hi.cutOut(nameAt, i)
 		case fieldConnection:
 			if rej := checkConnection(value); rej != nil {
 				return 0, rej
@@ -222,6 +234,7 @@ func checkHead(b []byte, lim *headLimits, hi *headInfo) (n int, rej *rejection) 
 				return 0, errExpect
 			}
 			hi.expect = !hi.http10
+			hi.cutOut(nameAt, i)
 		}
 	}
 }
@@ -240,8 +253,8 @@ func checkTogether(lim *headLimits, hi *headInfo, seen fieldSet, host, target []
 	case hi.contentLength > lim.bodyBytes:
 		return errBodyTooLarge
 	}
-	if hi.cutTo > 0 {
-		return checkAuthority(target, host, hi)
+	if target[0] != '/' {
+		return checkAuthority(target, host)
 	}
 	return nil
 }
@@ -284,7 +297,7 @@ func checkRequestLine(b []byte, lim *headLimits, hi *headInfo) (next int, target
 		if n == 0 {
 			return 0, nil, errTargetForm
 		}
-		hi.cutFrom, hi.cutTo = targetAt, targetAt+n
+		hi.cutOut(targetAt, targetAt+n)
 	}
 	i++
 	const version = len("HTTP/1.1\r\n")
@@ -527,12 +540,12 @@ func absolutePrefix(target []byte) int {
 
 // checkAuthority demands that an absolute-form target names the host that Host
 // names. RFC 9112 3.2.2 would ignore Host; two names for one request are better refused.
-func checkAuthority(target, host []byte, hi *headInfo) *rejection {
+func checkAuthority(target, host []byte) *rejection {
 	i := len("http://")
 	if target[4] != ':' {
 		i++
 	}
-	authority := target[i : hi.cutTo-hi.cutFrom]
+	authority := target[i:absolutePrefix(target)]
 	if !validHost(authority) {
 		return errHost
 	}

@@ -61,8 +61,7 @@ func (t *Terms) Sum() float32 {
 // price are the numbers that one decision's costs have in common.
 type price struct {
 	w          CostWeights
-	own        float32 // 1 + w
-	prompt     float32
+	own        float32 // (1 + w) · prompt
 	need       float32
 	waiting    float32 // tokens that a foreign waiting request stands for
 	now        pool.Instant
@@ -70,42 +69,43 @@ type price struct {
 	slowStart  pool.Instant
 }
 
-// terms are the parts of r's cost without its prefix cache and adapters. It touches the row and its counters: two cache
-// lines.
-func (x *price) terms(r *pool.Row) (t Terms) {
+// of is the cost of r without its prefix cache and adapters. It touches the row and its counters: two cache lines. The
+// parts go to t unless that is nil.
+func (x *price) of(r *pool.Row, t *Terms) float32 {
 	b := r.Booked()
 	slowness, learnedKV := r.Learned()
 	used, capacity := float32(b.KVTokens), float32(r.KVCapacity)
-	t.Pending = float32(b.PendingTokens)
-	t.Slowness = 1
+	pending, stale, slow, overflow := float32(b.PendingTokens), float32(0), float32(0), float32(0)
 	if r.Fresh(x.now, x.staleAfter) {
-		t.Pending += float32(r.Foreign.Waiting) * x.waiting
+		pending += float32(r.Foreign.Waiting) * x.waiting
 		used += float32(r.Foreign.KVTokens)
 		if capacity == 0 && r.Load.Known.Has(pool.KnowsKVCacheUtilization) {
 			// Slow path: fullness is known and size is not.
 			used = max(used, float32(r.Load.KVCacheUtilization)*learnedOr(learnedKV))
 		}
 	} else {
-		t.Stale = x.w.StaleTokens
+		stale = x.w.StaleTokens
 	}
 	if capacity == 0 {
 		capacity = learnedOr(learnedKV)
 	}
-	t.New = x.own * x.prompt
-	t.KV = x.w.KV * used
 	if over := used + x.need - x.w.Guard*capacity; over > 0 {
-		t.Overflow = x.w.Overflow * over
+		overflow = x.w.Overflow * over
 	}
-	if slowness != 0 {
-		t.Slowness = slowness
+	if slowness == 0 {
+		slowness = 1
 	}
 	if r.Weight != 1 {
-		t.Slowness /= r.Weight
+		slowness /= r.Weight
 	}
 	if back := r.EjectedUntil(); back != 0 && back <= x.now && x.now-back < x.slowStart {
-		t.SlowStart = x.w.SlowStartTokens * float32(x.slowStart-(x.now-back)) / float32(x.slowStart)
+		slow = x.w.SlowStartTokens * float32(x.slowStart-(x.now-back)) / float32(x.slowStart)
 	}
-	return t
+	kv := x.w.KV * used
+	if t != nil {
+		*t = Terms{Pending: pending, New: x.own, KV: kv, Overflow: overflow, Stale: stale, SlowStart: slow, Slowness: slowness}
+	}
+	return (pending+x.own+kv+overflow)*slowness + stale + slow
 }
 
 // priorKVCapacity is believed of an endpoint that tells neither its KV size nor enough to learn it: an 8B model on a GPU
@@ -146,8 +146,7 @@ func (p *Policy) auto(sc *scratch, rec *recorder) (d Decision, version uint64, e
 	cost, versions := sc.cost[:len(rows)], sc.versions[:len(rows)]
 	x := price{
 		w:          p.cost,
-		own:        1 + p.cost.OwnWork,
-		prompt:     float32(c.prompt),
+		own:        (1 + p.cost.OwnWork) * float32(c.prompt),
 		need:       float32(c.need),
 		waiting:    float32(p.learn.meanNewTokens()),
 		now:        c.now,
@@ -166,11 +165,7 @@ func (p *Policy) auto(sc *scratch, rec *recorder) (d Decision, version uint64, e
 			continue
 		}
 		versions[i] = r.Version() // before the counters are read
-		terms := x.terms(r)
-		if rec != nil {
-			rec.terms(ri, &terms)
-		}
-		cost[i] = terms.Sum() + tierCost[t]
+		cost[i] = x.of(r, rec.termsOf(ri)) + tierCost[t]
 	}
 
 	longest := 0 // blocks of the prompt that somebody holds
@@ -181,7 +176,7 @@ func (p *Policy) auto(sc *scratch, rec *recorder) (d Decision, version uint64, e
 		}
 		longest = max(longest, m.blocks)
 		r := &c.snapshot.Rows[m.row]
-		saved := x.own * float32(m.tokens)
+		saved := (1 + x.w.OwnWork) * float32(m.tokens)
 		if s, _ := r.Learned(); s != 0 {
 			saved *= s
 		}
@@ -194,7 +189,7 @@ func (p *Policy) auto(sc *scratch, rec *recorder) (d Decision, version uint64, e
 		}
 	}
 
-	margin := x.w.MarginTokens + x.w.MarginShare*x.prompt
+	margin := x.w.MarginTokens + x.w.MarginShare*float32(c.prompt)
 	var key uint64 // what rendezvous hashing hashes: the first thing that nobody holds
 	if len(c.req.Prefix) > longest {
 		key = c.req.Prefix[longest]

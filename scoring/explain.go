@@ -114,9 +114,14 @@ func (rec *recorder) judged(c *Candidates, row int32, t tier, f Filter) {
 
 func (rec *recorder) at(row int32) *EndpointExplanation { return &rec.e.Endpoints[rec.rows[row]] }
 
-func (rec *recorder) terms(row int32, t *Terms) {
-	v := *t
-	rec.at(row).Terms = &v
+// termsOf is where the terms of row go; nil in Choose.
+func (rec *recorder) termsOf(row int32) *Terms {
+	if rec == nil {
+		return nil
+	}
+	t := new(Terms)
+	rec.at(row).Terms = t
+	return t
 }
 
 func (rec *recorder) cached(m match) {

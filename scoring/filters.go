@@ -138,6 +138,7 @@ type Candidates struct {
 	tries   int
 	tier    tier
 	matched []match
+	scale   blockScale // of matched
 
 	index    []int32 // into snapshot.Rows
 	versions []uint64

@@ -1,18 +1,288 @@
 package scoring
 
-import "kvgate/pool"
+import (
+	"math/bits"
+	"sync/atomic"
+
+	"kvgate/pool"
+)
+
+// An Index remembers which endpoints hold which prompt prefixes. It is a table of plain integers of a fixed size: what
+// does not fit displaces what is oldest, and two writers at the same instant may lose an entry, which costs a guess. It is
+// safe for concurrent use; nobody waits for anybody.
+//
+// Each entry says that an endpoint has been sent one block of a prompt. Entries are found by the block's chained hash, so
+// a block stands for everything before it too, and a prompt is looked up from its start until nobody holds the next block.
+//
+// An entry ages by the tokens that its endpoint has taken in since, and is void once they exceed the endpoint's KV cache:
+// about when the server, which evicts what was used least recently, has forgotten it too. Servers free a prompt from its
+// tail, so the tokens before a block count as taken in after it: tails are forgotten first.
+type Index struct {
+	words  []atomic.Uint64
+	shift  uint            // of a hash, to its bucket
+	clocks []atomic.Uint64 // by slot: the clock under which the slot was last written to, as an entry with tag 0
+
+	// hits is the share of the prefix tokens believed to be cached that really were, as far as servers tell; 0 is unknown.
+	hits pool.Float
+}
+
+// An entry is tag | epoch | slot | stamp.
+const (
+	stampBits = 24 // clock of the endpoint in units of stampTokens; wraps after 10⁹ tokens
+	slotBits  = 16
+	epochBits = 6
+	tagBits   = 64 - epochBits - slotBits - stampBits
+
+	stampMask  = 1<<stampBits - 1
+	slotMask   = 1<<slotBits - 1
+	epochMask  = 1<<epochBits - 1
+	ownerShift = stampBits // to epoch and slot
+	tagShift   = stampBits + slotBits + epochBits
+
+	stampTokens = 64
+
+	bucketWords = 16 // two cache lines, which processors fetch together
+	wordBytes   = 8
+
+	// restampUnits is how much older an entry's stamp must be for it to be written again: a hot prefix is read by every
+	// request and would otherwise be written by every one as well.
+	restampUnits = 16
+
+	longestUnits = 1 << 17 // 8 million tokens: no prompt is longer
+
+	// indexSlack is the share of the KV cache that prompts are taken to fill; outputs and running requests fill the rest.
+	indexSlack = 0.9
+)
+
+// DefaultIndexBytes is the size of an [Index] that suits up to a thousand endpoints.
+const DefaultIndexBytes = 64 << 20
+
+const minIndexBytes = 64 << 10
+
+// NewIndex returns an empty Index of at most size bytes, rounded down to a power of two; DefaultIndexBytes if size is 0.
+func NewIndex(size int) *Index {
+	if size == 0 {
+		size = DefaultIndexBytes
+	}
+	buckets := max(size, minIndexBytes) / (bucketWords * wordBytes)
+	log := bits.Len(uint(buckets)) - 1
+	return &Index{
+		words:  make([]atomic.Uint64, bucketWords<<log),
+		shift:  uint(64 - log),
+		clocks: make([]atomic.Uint64, 1<<slotBits),
+	}
+}
+
+// Bytes is the memory that the table takes.
+func (x *Index) Bytes() int { return (len(x.words) + len(x.clocks)) * wordBytes }
+
+func (x *Index) bucket(hash uint64) []atomic.Uint64 {
+	i := hash >> x.shift * bucketWords
+	return x.words[i : i+bucketWords : i+bucketWords]
+}
+
+// tag is the part of the hash that an entry keeps: its lowest bits, which have no part in choosing the bucket. No tag is
+// 0, so that an entry isn't either.
+func tag(hash uint64) uint64 {
+	return max(hash&(1<<tagBits-1), 1)
+}
 
 // maxMatches bounds the endpoints that are found for one prompt.
-const maxMatches = 16
+const maxMatches = bucketWords
 
 // A match is an endpoint that holds the start of a prompt.
 type match struct {
 	row    int32 // in the snapshot
 	blocks int   // of Request.Prefix
 	tokens int32 // of the prompt
+
+	owner uint64 // epoch and slot
+	clock uint64 // of the endpoint now
+	limit uint64 // largest age of an entry that it still holds
 }
 
-type Index struct{}
+// lookup appends to out the endpoints of req's pool that hold the start of its prompt, and how much of it each holds.
+func (x *Index) lookup(req *Request, s *pool.Snapshot, out []match) []match {
+	prefix := req.Prefix
+	t := tag(prefix[0])
+	b := x.bucket(prefix[0])
+	for i := range b {
+		w := b[i].Load()
+		if w>>tagShift != t {
+			continue
+		}
+		row := s.RowOf(uint16(w >> ownerShift))
+		if row < 0 {
+			continue
+		}
+		m := match{row: row, blocks: 1}
+		m.at(&s.Rows[row])
+		if w>>ownerShift&(1<<(slotBits+epochBits)-1) != m.owner || m.age(w) > m.limit || hasOwner(out, m.owner) {
+			continue
+		}
+		out = append(out, m)
+	}
+	for k := 1; k < len(prefix) && len(out) > 0; k++ {
+		if k%touchBlocks == touchBlocks/4 { // not before there is a match worth following
+			x.touch(prefix[k:min(k+touchBlocks, len(prefix))])
+		}
+		t := tag(prefix[k])
+		b := x.bucket(prefix[k])
+		more := false
+		for i := range b {
+			w := b[i].Load()
+			if w>>tagShift != t {
+				continue
+			}
+			owner := w >> ownerShift & (1<<(slotBits+epochBits) - 1)
+			for j := range out {
+				if m := &out[j]; m.owner == owner {
+					if m.blocks == k && m.age(w) <= m.limit {
+						m.blocks++
+						more = true
+					}
+					break
+				}
+			}
+		}
+		if !more {
+			break
+		}
+	}
+	return out
+}
 
-func (*Index) lookup(req *Request, s *pool.Snapshot, out []match) []match { return out }
-func (*Index) insert(req *Request, d *Decision, now pool.Instant)         {}
+// at fills m with what r's endpoint is now.
+func (m *match) at(r *pool.Row) {
+	m.owner = owner(r)
+	m.clock = uint64(r.IntakeTokens()) / stampTokens
+	capacity := float32(r.KVCapacity)
+	if capacity == 0 {
+		_, learned := r.Learned()
+		capacity = learnedOr(learned)
+	}
+	m.limit = uint64(capacity * (indexSlack / stampTokens))
+}
+
+func (m *match) age(word uint64) uint64 { return (m.clock - word) & stampMask }
+
+func owner(r *pool.Row) uint64 {
+	return uint64(r.Endpoint.Epoch()&epochMask)<<slotBits | uint64(r.Slot)
+}
+
+func hasOwner(ms []match, owner uint64) bool {
+	for i := range ms {
+		if ms[i].owner == owner {
+			return true
+		}
+	}
+	return false
+}
+
+// touch loads the buckets of hashes, so that the misses of all of them overlap. It returns something that depends on every
+// load, or they would not be made.
+func (x *Index) touch(hashes []uint64) (sum uint64) {
+	for _, h := range hashes {
+		b := x.bucket(h)
+		sum |= b[0].Load() | b[bucketWords/2].Load()
+	}
+	return sum
+}
+
+// touchBlocks is how many buckets are loaded ahead.
+const touchBlocks = 32
+
+// insert notes that req's prompt was sent to r's endpoint, after it was booked there.
+func (x *Index) insert(req *Request, r *pool.Row, sc blockScale) {
+	var m match
+	m.at(r)
+	x.clocks[r.Slot].Store(m.owner<<ownerShift | m.clock&stampMask)
+	for k, hash := range req.Prefix {
+		if k%touchBlocks == 0 {
+			x.touch(req.Prefix[k:min(k+touchBlocks, len(req.Prefix))])
+		}
+		stamp := (m.clock - uint64(sc.tokens(k+1))/stampTokens) & stampMask
+		x.put(hash, m.owner, stamp)
+	}
+}
+
+// A blockScale says how many tokens the blocks of a request's Prefix stand for.
+type blockScale struct {
+	blockTokens int32   // of each block; 0 where they were cut by bytes
+	perByte     float64 // tokens
+	most        int32   // a server computes at least the last token of a prompt, whatever it has cached
+}
+
+// tokens is how many tokens the first n blocks stand for.
+func (s blockScale) tokens(n int) int32 {
+	if s.blockTokens > 0 {
+		return min(int32(n)*s.blockTokens, s.most)
+	}
+	return min(int32(float64(prefixBytes(n))*s.perByte), s.most)
+}
+
+// learnHits takes in that of believed cached tokens only cached were.
+func (x *Index) learnHits(believed, cached int32) {
+	if believed < hitSample {
+		return
+	}
+	ratio := min(2, float64(cached)/float64(believed))
+	x.hits.Update(func(v float64) float64 {
+		return min(1, max(0.05, first(v, 1)*(1+hitGain*(ratio-1))))
+	})
+}
+
+const (
+	hitSample = 256 // tokens; less than a block of some servers says nothing
+	hitGain   = 0.02
+)
+
+// believe is what is made of n tokens found.
+func (x *Index) believe(n int32) int32 {
+	h := x.hits.Load()
+	if h == 0 || h == 1 {
+		return n
+	}
+	return int32(h * float64(n))
+}
+
+func (x *Index) put(hash, owner, stamp uint64) {
+	t := tag(hash)
+	key := t<<(slotBits+epochBits) | owner
+	b := x.bucket(hash)
+	free := -1
+	for i := range b {
+		w := b[i].Load()
+		if w>>ownerShift == key {
+			// A difference that wraps is a stamp older than the one there: this block lies further back in this prompt.
+			if d := (stamp - w) & stampMask; d >= restampUnits && d < stampMask-longestUnits {
+				b[i].Store(key<<ownerShift | stamp)
+			}
+			return
+		}
+		if w == 0 && free < 0 {
+			free = i
+		}
+	}
+	if free < 0 {
+		free = x.oldest(b)
+	}
+	b[free].Store(key<<ownerShift | stamp)
+}
+
+// oldest is the entry whose endpoint has taken in most since, or is another process by now.
+func (x *Index) oldest(b []atomic.Uint64) int {
+	victim, most := 0, uint64(0)
+	for i := range b {
+		w := b[i].Load()
+		c := x.clocks[w>>ownerShift&slotMask].Load()
+		age := (c - w) & stampMask
+		if (c^w)>>ownerShift&(1<<(slotBits+epochBits)-1) != 0 {
+			return i
+		}
+		if age > most {
+			victim, most = i, age
+		}
+	}
+	return victim
+}

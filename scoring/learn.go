@@ -182,12 +182,12 @@ type Usage struct {
 // End takes in how the request that d was made for ended. Requests that failed are not reported.
 func (p *Policy) End(d *Decision, u Usage) {
 	l := p.learn
-	m := l.adopt(d.request.Target.Hash)
+	m := l.adopt(d.model)
 	m.seen.Add(1)
 	if u.PromptTokens > 0 {
-		if d.request.PromptBytes > 0 {
+		if d.promptBytes > 0 {
 			// Ratio of sums, as for rates: weight grows with the prompt.
-			sample := float64(d.request.PromptBytes) / float64(u.PromptTokens)
+			sample := float64(d.promptBytes) / float64(u.PromptTokens)
 			gain := modelGain * min(1, float64(u.PromptTokens)/256)
 			blend(&m.bytesPerToken, sample, gain)
 			blend(&l.rest.bytesPerToken, sample, gain)
@@ -200,6 +200,9 @@ func (p *Policy) End(d *Decision, u Usage) {
 	blend(&l.newTokens, float64(d.Claim.PendingTokens), modelGain)
 	if u.Duration > 0 {
 		blend(&l.seconds, u.Duration.Seconds(), modelGain)
+	}
+	if p.index != nil && u.CachedTokens >= 0 && u.PromptTokens > 0 {
+		p.index.learnHits(d.CachedTokens, u.CachedTokens)
 	}
 	p.learnKV(d)
 }

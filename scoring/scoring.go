@@ -73,7 +73,8 @@ type Decision struct {
 	Cold  bool // the adapter was not believed to be on the endpoint
 	Looks int8 // times the table was looked at; more than 1 when another request booked in between
 
-	request Request // for learning: Target, PromptBytes
+	model       uint64 // hash of what was asked for, for learning
+	promptBytes int32
 }
 
 // Errors of [Policy.Choose]. They are returned as they are or wrapped; ask with errors.Is.
@@ -221,15 +222,16 @@ func (p *Policy) Choose(req *Request, s *pool.Snapshot, now pool.Instant, b *poo
 		} else if !d.Row.TryBook(b, version, d.Claim) {
 			continue
 		}
-		p.chosen(req, &d, now)
+		p.chosen(&d, sc)
 		return d, nil
 	}
 }
 
 // chosen tells those who remember choices.
-func (p *Policy) chosen(req *Request, d *Decision, now pool.Instant) {
-	if p.index != nil {
-		p.index.insert(req, d, now)
+func (p *Policy) chosen(d *Decision, sc *scratch) {
+	req := sc.candidates.req
+	if p.index != nil && len(req.Prefix) > 0 {
+		p.index.insert(req, d.Row, sc.candidates.scale)
 	}
 	for i := range p.scorers {
 		if o, ok := p.scorers[i].Scorer.(ChoiceObserver); ok {
@@ -292,7 +294,17 @@ func (sc *scratch) prepare(p *Policy, req *Request, s *pool.Snapshot, now pool.I
 	}
 	c.matched = sc.matches[:0]
 	if p.index != nil && len(req.Prefix) > 0 {
+		c.scale = blockScale{blockTokens: req.BlockTokens, most: c.prompt - 1}
+		if req.BlockTokens == 0 {
+			if c.scale.perByte = 1 / p.learn.bytesPerToken(m); req.PromptBytes > 0 {
+				c.scale.perByte = float64(c.prompt) / float64(req.PromptBytes)
+			}
+		}
 		c.matched = p.index.lookup(req, s, c.matched)
+		for i := range c.matched {
+			m := &c.matched[i]
+			m.tokens = p.index.believe(c.scale.tokens(m.blocks))
+		}
 	}
 }
 
@@ -321,7 +333,8 @@ func (p *Policy) decide(c *Candidates, row int, cached int32) Decision {
 			Adapter:       c.req.adapter(),
 			At:            c.now,
 		},
-		request: *c.req,
+		model:       c.target.Hash,
+		promptBytes: c.req.PromptBytes,
 	}
 	d.FirstToken = p.learn.predict(r.Endpoint, ahead, int32(d.Claim.PendingTokens))
 	return d

@@ -382,7 +382,10 @@ func (e *Engine) schedule(now time.Duration) (time.Duration, bool) {
 	// Running ones first, in order: one token, or the next chunk of a prompt.
 	for i := 0; i < len(e.running); i++ {
 		r := e.running[i]
-		n := min(r.target-r.computed, budget)
+		n := r.target - r.computed
+		if n > budget {
+			n = budget
+		}
 		if n == 0 {
 			r.step = 0
 			continue
