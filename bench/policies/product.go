@@ -43,6 +43,9 @@ type productCall struct {
 
 const simModel = "m"
 
+// indexBytes is enough for the prefixes of some dozens of replicas, and quicker to clear than the product's default.
+const indexBytes = 16 << 20
+
 func newProduct(f *Fleet, c scoring.Config) (Router, error) {
 	if c.Rand == nil {
 		c.Rand = f.Rand.Uint64N
@@ -50,6 +53,9 @@ func newProduct(f *Fleet, c scoring.Config) (Router, error) {
 	if c.StaleAfter == 0 {
 		// As the gateway's default: a load is stale when a few scrapes in a row are missing.
 		c.StaleAfter = max(10*time.Second, 3*f.Options.ScrapeEvery)
+	}
+	if c.Index == nil {
+		c.Index = scoring.NewIndex(indexBytes)
 	}
 	pol, err := scoring.New(c)
 	if err != nil {

@@ -103,7 +103,7 @@ func benchPolicies() []policies.Policy {
 	ps := slices.Clone(policies.Rivals)
 	return append(ps, policies.Auto,
 		policies.Product("weights", "kvgate with the weights queue 2, kv_cache 2, prefix 3, lora_affinity 1", func() scoring.Config {
-			return scoring.Config{Weights: map[string]float64{"queue": 2, "kv_cache": 2, "lora_affinity": 1}}
+			return scoring.Config{Weights: map[string]float64{"queue": 2, "kv_cache": 2, "prefix": 3, "lora_affinity": 1}}
 		}))
 }
 
