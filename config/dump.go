@@ -247,7 +247,7 @@ func (p *printer) comment(f field) (lines []string) {
 	}
 	const width = 110
 	line := "#"
-	for _, w := range strings.Fields(doc) {
+	for w := range strings.FieldsSeq(doc) {
 		if len(line)+1+len(w) > width {
 			lines, line = append(lines, line), "#"
 		}

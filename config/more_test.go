@@ -71,6 +71,30 @@ func TestDuration(t *testing.T) {
 	}
 }
 
+func TestCheckURL(t *testing.T) {
+	for in, want := range map[string]string{
+		"http://10.0.0.1:8000": "http://10.0.0.1:8000", "HTTPS://GPU.Example:443/": "https://gpu.example", "http://h:80": "http://h",
+		"http://h:443": "http://h:443", "http://[2001:DB8::1]:8000": "http://[2001:db8::1]:8000", "http://[::1]": "http://[::1]",
+	} {
+		if norm, message, _ := CheckURL(in); norm != want || message != "" {
+			t.Errorf("%q is %q, %s; want %q", in, norm, message, want)
+		}
+		if again, _, _ := CheckURL(want); again != want {
+			t.Errorf("%q is not normal: %q", want, again)
+		}
+	}
+	for in, hint := range map[string]string{
+		"h:8000": `write "http://h:8000"`, "": "one such as", "http://h:0": "one such as", "http://h:": "one such as", "http://a b": "one such as",
+		"http://h/v1": `write "http://h"; kvgate adds the path`, "http://u@h:1": `write "http://h:1", and the key in api_key`,
+		"http://h?": `write "http://h"`, "http://h#": `write "http://h"`, "unix:///run/x": "write http:// or https://", "http://h:99999": "one such as",
+		"http://[::1": "one such as", "http://[10.0.0.1]:1": "one such as", "//h:1": "one such as", "http://-h": "one such as",
+	} {
+		if norm, message, h := CheckURL(in); norm != "" || message == "" || !strings.Contains(h, hint) {
+			t.Errorf("%q is %q; %s; %s; want %q", in, norm, message, h, hint)
+		}
+	}
+}
+
 func TestSuggest(t *testing.T) {
 	words := []string{"queue", "kv_cache", "kv_headroom", "lora_affinity", "lru", "prefix", "listen"}
 	for word, want := range map[string]string{

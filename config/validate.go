@@ -308,6 +308,7 @@ func CheckURL(s string) (norm, message, hint string) {
 		return "", shown + " is not a URL", `write one such as "http://10.0.0.11:8000"`
 	}
 	base := strings.ToLower(u.Scheme) + "://" + strings.ToLower(u.Host)
+	base = strings.TrimSuffix(base, map[string]string{"http": ":80", "https": ":443"}[strings.ToLower(u.Scheme)])
 	switch {
 	case u.User != nil:
 		return "", shown + " holds a user name or password", "write " + strconv.Quote(base) + ", and the key in api_key"
@@ -321,7 +322,7 @@ func CheckURL(s string) (norm, message, hint string) {
 		return "", shown + " has a query or a fragment", "write " + strconv.Quote(base)
 	}
 	host, _, bad := hostPort(u.Host)
-	if bad != "" || host == "" {
+	if bad != "" || host == "" || u.Port() == "0" {
 		return "", shown + " has no valid host and port", `write one such as "http://10.0.0.11:8000"`
 	}
 	return base, "", ""

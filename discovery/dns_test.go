@@ -186,7 +186,7 @@ func TestDNSFlapping(t *testing.T) {
 			case r := <-ask:
 				asked = append(asked, now)
 				a := answer{ttl: r.ttl}
-				for _, h := range strings.Fields(r.hosts) {
+				for h := range strings.FieldsSeq(r.hosts) {
 					a.addresses = append(a.addresses, netip.MustParseAddrPort("10.0.0."+h+":1"))
 				}
 				return a, r.err

@@ -42,6 +42,7 @@ type Manager struct {
 
 	mu      sync.Mutex
 	pools   map[string]*poolState
+	handing bool          // Apply is at work
 	changed chan struct{} // closed and replaced when a source has reported or a set was applied
 }
 
@@ -271,6 +272,7 @@ func (m *Manager) apply() {
 			changes = append(changes, change{s.name, slices.Clone(t)})
 		}
 	}
+	m.handing = len(changes) > 0
 	m.mu.Unlock()
 
 	slices.SortFunc(changes, func(a, b change) int { return strings.Compare(a.pool, b.pool) })
@@ -279,6 +281,7 @@ func (m *Manager) apply() {
 	}
 
 	m.mu.Lock()
+	m.handing = false
 	m.announce()
 	m.mu.Unlock()
 }
@@ -311,7 +314,7 @@ func byIdentity(a, b Target) int {
 func (m *Manager) Wait(ctx context.Context) error {
 	for {
 		m.mu.Lock()
-		changed, ready := m.changed, true
+		changed, ready := m.changed, !m.handing
 		for _, s := range m.pools {
 			ready = ready && !(s.dirty && s.told())
 			for _, r := range s.sources {
@@ -320,9 +323,6 @@ func (m *Manager) Wait(ctx context.Context) error {
 		}
 		m.mu.Unlock()
 		if ready {
-			// What was found may be on its way.
-			m.applying.Lock()
-			m.applying.Unlock() //nolint:staticcheck // waiting is the purpose
 			return nil
 		}
 		select {
