@@ -127,7 +127,7 @@ func TestAppendStreamError(t *testing.T) {
 			if c.row["api"] != "chat" && c.row["api"] != "responses" && c.row["api"] != "anthropic" || c.row["error"] != "" || len(c.body) > 5000 {
 				continue
 			}
-			for cut := range c.body {
+			for cut := 0; cut < len(c.body); cut += stride {
 				var s Stream
 				s.Feed(c.body[:cut])
 				var ended Stream

@@ -141,7 +141,11 @@ func TestPeekAgreesWithEncodingJSON(t *testing.T) {
 				if api != home(name) || len(body) > 2048 {
 					return
 				}
-				for i := range body {
+				every := stride
+				if len(body) > 1000 { // repetitive, and slow to read by tokens
+					every = 7 * stride
+				}
+				for i := 0; i < len(body); i += every {
 					comparePeek(t, api, body[:i:i])
 					for _, c := range []byte("\"\\{}[],:0n \x00\xff") {
 						m := bytes.Clone(body)

@@ -331,9 +331,7 @@ func commonPrefix(a, b []byte) int {
 
 // after takes what follows the JSON in an event's data.
 func (s *Stream) after(d []byte) {
-	for _, c := range d {
-		s.junk = s.junk || c > ' '
-	}
+	s.junk = s.junk || skipSpace(d, 0) < len(d)
 }
 
 // data reads on in an event's data.

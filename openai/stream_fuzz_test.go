@@ -40,7 +40,7 @@ func naiveStream(body string) (n naive) {
 			if len(data) > 0 && n.terminal == "" {
 				text := strings.Join(data, "\n")
 				whole := json.Valid([]byte(text)) && strings.HasPrefix(strings.TrimLeft(text, " \t"), "{")
-				if last && !whole && strings.HasSuffix(strings.TrimRight(text, " \t\n"), "}") {
+				if last && !whole && strings.HasSuffix(strings.TrimRightFunc(text, func(r rune) bool { return r <= ' ' }), "}") {
 					n.unsure = true // whole to a lenient reader
 				}
 				if strings.TrimRight(strings.TrimLeft(text, " \t"), " \t\n") == "[DONE]" {
