@@ -1,7 +1,11 @@
 package modelsim
 
 import (
+	"context"
+	"io"
 	"math/rand/v2"
+	"net/http"
+	"strings"
 	"testing"
 	"time"
 )
@@ -62,4 +66,26 @@ func BenchmarkEngineDecode(b *testing.B) {
 			}
 		})
 	}
+}
+
+// One op is one streamed chat of 16 tokens through a socket, the engine's time
+// made short: what the server itself costs whoever measures a gateway with it.
+func BenchmarkServerStream(b *testing.B) {
+	s, err := New(Options{Speedup: 1e6})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer s.Close(context.Background())
+	body := chat("how much is it", `,"stream":true,"max_tokens":16`)
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			resp, err := http.Post(s.URL()+"/v1/chat/completions", "application/json", strings.NewReader(body))
+			if err != nil {
+				b.Fatal(err)
+			}
+			io.Copy(io.Discard, resp.Body)
+			resp.Body.Close()
+		}
+	})
 }

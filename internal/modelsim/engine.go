@@ -380,12 +380,10 @@ func (e *Engine) schedule(now time.Duration) (time.Duration, bool) {
 	preempted := false
 
 	// Running ones first, in order: one token, or the next chunk of a prompt.
-	for i := 0; i < len(e.running); i++ {
-		r := e.running[i]
-		n := r.target - r.computed
-		if n > budget {
-			n = budget
-		}
+	running := e.running
+	for i := 0; i < len(running); i++ {
+		r := running[i]
+		n := min(r.target-r.computed, budget)
 		if n == 0 {
 			r.step = 0
 			continue
@@ -393,9 +391,9 @@ func (e *Engine) schedule(now time.Duration) (time.Duration, bool) {
 		if r.computed+n > r.capacity {
 			for !e.allocate(r, r.computed+n) {
 				// The youngest goes, even if that is r itself.
-				last := len(e.running) - 1
-				victim := e.running[last]
-				e.running = e.running[:last]
+				last := len(running) - 1
+				victim := running[last]
+				running = running[:last]
 				e.preempt(victim, now)
 				preempted = true
 				if victim == r {
@@ -417,6 +415,7 @@ func (e *Engine) schedule(now time.Duration) (time.Duration, bool) {
 		}
 		adapters = adapters || r.Adapter > 0
 	}
+	e.running = running
 
 	// Then waiting ones, first come first served, unless KV ran out. One whose
 	// adapter has no slot is passed over and keeps its place.
@@ -635,24 +634,29 @@ func (e *Engine) endStep() {
 	e.stepping = false
 	e.stats.Steps++
 	gone := false
+	generated := uint64(0)
 	hooks := &e.opt.Hooks
+	token := hooks.Token
 	for _, r := range e.running {
-		if r.step == 0 {
+		n := r.step
+		if n == 0 {
 			continue
 		}
-		r.computed += r.step
 		r.step = 0
+		r.computed += n
 		if r.indexed < len(r.blocks) {
 			e.share(r)
 		}
-		if r.computed < r.target {
+		if r.computed < r.target || r.aborting {
 			continue
 		}
-		if r.OutputTokens > 0 && !r.aborting {
+		if r.OutputTokens == 0 {
+			e.stats.PromptTokens += uint64(r.PromptTokens)
+		} else {
 			r.Generated++
 			r.target++
 			r.estimated = r.target // decoding is not pending prefill
-			e.stats.GeneratedTokens++
+			generated++
 			if r.Generated == 1 {
 				r.FirstTokenAt = now
 				e.stats.PromptTokens += uint64(r.PromptTokens)
@@ -660,11 +664,9 @@ func (e *Engine) endStep() {
 					hooks.FirstToken(r, now)
 				}
 			}
-			if hooks.Token != nil {
-				hooks.Token(r, now)
+			if token != nil {
+				token(r, now)
 			}
-		} else if r.OutputTokens == 0 {
-			e.stats.PromptTokens += uint64(r.PromptTokens)
 		}
 		if r.Generated >= r.OutputTokens && !r.aborting {
 			r.State = StateFinished
@@ -672,6 +674,7 @@ func (e *Engine) endStep() {
 			gone = true
 		}
 	}
+	e.stats.GeneratedTokens += generated
 	if gone {
 		e.dropEnded(now)
 	}

@@ -166,12 +166,6 @@ func TestFaultSlow(t *testing.T) {
 	}
 }
 
-// body is what came after the head of a raw response.
-func bodyOf(raw string) string {
-	_, body, _ := strings.Cut(raw, "\r\n\r\n")
-	return body
-}
-
 func TestFaultsOfStreams(t *testing.T) {
 	s := start(t, Options{})
 	f := func(kind FaultKind, wantErr error, check func(raw string) bool, what string) {

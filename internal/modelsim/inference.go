@@ -45,6 +45,13 @@ func (e *apiError) object() string {
 
 // quote is s as JSON, without the escapes meant for HTML.
 func quote(s string) string {
+	plain := true
+	for i := range len(s) {
+		plain = plain && s[i] >= ' ' && s[i] < 0x7f && s[i] != '"' && s[i] != '\\'
+	}
+	if plain { // Fast path: nearly every word.
+		return `"` + s + `"`
+	}
 	var b strings.Builder
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
@@ -368,6 +375,7 @@ type job struct {
 	adapter  int32
 	salt     string
 	prompts  []prompt // one for each choice
+	choices  int      // of each prompt
 	limit    int      // tokens the caller allows; 0 if it sets none
 	ignore   bool     // ignore_eos
 	usage    bool     // a usage chunk was asked for
@@ -375,7 +383,6 @@ type job struct {
 	call     *call
 	previous string
 	store    bool
-	history  string // what a stored response remembers of its conversation
 }
 
 // job reads the fields that generation APIs share.
@@ -412,6 +419,7 @@ func (x *exchange) job(a *api) (*job, error) {
 	if err != nil {
 		return nil, err
 	}
+	j.choices = n
 	for _, p := range prompts {
 		for range n {
 			j.prompts = append(j.prompts, p)
@@ -572,25 +580,31 @@ func (c *call) done() bool {
 	return true
 }
 
-// usage adds up the call's tokens. Prompts count once for each prompt, not for
-// each choice, but the engine computes them for each.
+// usageTokens adds up the tokens of a call that has ended.
 func (j *job) usageTokens() (in, out, cached int) {
-	var last *byte
 	for i := range j.call.seqs {
 		q := &j.call.seqs[i]
 		out += int(q.produced.Load())
-		text := j.prompts[i].text
-		if len(text) > 0 && last == &text[0] {
-			continue
+		if !j.repeated(i) {
+			cached += q.req.CachedTokens
 		}
-		if len(text) > 0 {
-			last = &text[0]
-		}
-		in += q.req.PromptTokens
-		cached += q.req.CachedTokens
 	}
-	return in, out, cached
+	return j.promptTokens(), out, cached
 }
+
+// promptTokens counts each prompt once, however many choices it has.
+func (j *job) promptTokens() int {
+	n := 0
+	for i := range j.call.seqs {
+		if !j.repeated(i) {
+			n += j.call.seqs[i].req.PromptTokens
+		}
+	}
+	return n
+}
+
+// repeated reports whether choice i has the prompt of the choice before it.
+func (j *job) repeated(i int) bool { return i%j.choices > 0 }
 
 // reason is vLLM's finish_reason of an ended sequence.
 func (x *exchange) reason(q *sequence) string {
@@ -626,12 +640,13 @@ func (x *exchange) streamed(j *job) error {
 				continue
 			}
 			ended := q.ended.Load() != 0 // before produced, so that no token is missed
-			for n := int(q.produced.Load()); q.sent < n; q.sent++ {
+			for n := int(q.produced.Load()); q.sent < n; {
 				if x.fault.is(FaultFinishAbort) && x.events >= x.fault.Events {
 					ended = true
 					break
 				}
-				if err := w.token(i, q.answer.word(q.sent)); err != nil {
+				q.sent++
+				if err := w.token(i, q.answer.word(q.sent-1)); err != nil {
 					return err
 				}
 			}

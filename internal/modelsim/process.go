@@ -24,7 +24,6 @@ type process struct {
 	sleep     int       // sleep level, 0 awake
 	dead      bool      // the engine has died, the API server has not noticed
 	calls     map[*call]struct{}
-	fill      []*Request
 	responses responseStore
 	page      pageState
 }
@@ -50,7 +49,7 @@ type sequence struct {
 	produced atomic.Int32
 	ended    atomic.Int32 // a State, 0 while it runs
 	lastAt   time.Duration
-	sent     int // the handler's: tokens written
+	sent     int // the handler's: tokens written, the one under way included
 	closed   bool
 }
 
@@ -260,7 +259,6 @@ func (p *process) addFill(fraction float64) {
 				break
 			}
 		}
-		p.fill = append(p.fill, r)
 	}
 	p.nudge()
 }

@@ -2,10 +2,12 @@ package modelsim
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"mime/multipart"
 	"net"
 	"net/http"
 	"os"
@@ -439,6 +441,61 @@ func TestClientGoneAborts(t *testing.T) {
 	aborts := s.Aborts()
 	if len(aborts) != 3 || !aborts[0].Stream || aborts[1].Stream || aborts[0].Generated == 0 || aborts[2].Generated != 0 {
 		t.Errorf("aborts %+v; want a stream with tokens, a whole one, a waiting stream without", aborts)
+	}
+}
+
+func TestOptionsOfAnswers(t *testing.T) {
+	s := start(t, Options{EndsEarly: true, MeanOutputTokens: 3, APIKey: "k", Dialect: DialectVLLM08, Adapters: []string{"a"}})
+	ask := func(body, key string) (int, string) {
+		t.Helper()
+		req, _ := http.NewRequest("POST", s.URL()+"/v1/completions", strings.NewReader(body))
+		if key != "" {
+			req.Header.Set("Authorization", "Bearer "+key)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		b, _ := io.ReadAll(resp.Body)
+		return resp.StatusCode, string(b)
+	}
+	if code, body := ask(`{"prompt":"x"}`, "wrong"); code != 401 || body != `{"error":"Unauthorized"}` {
+		t.Errorf("wrong key: %d %s", code, body)
+	}
+	if code, body := ask(`{"prompt":"x","max_tokens":5000}`, "k"); code != 200 || !strings.Contains(body, `"finish_reason":"stop"`) {
+		t.Errorf("EndsEarly: %d %s", code, body)
+	}
+	if code, body := ask(`{"prompt":"x","max_tokens":50,"ignore_eos":true}`, "k"); code != 200 || !strings.Contains(body, `"completion_tokens":50,`) {
+		t.Errorf("ignore_eos: %d %s", code, body)
+	}
+	// Two choices that share a prompt count it once, in every chunk.
+	if code, body := ask(`{"prompt":"12345678","max_tokens":2,"n":2,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}`, "k"); code != 200 ||
+		strings.Count(body, `"usage":{"prompt_tokens":2,`) != 7 || !strings.Contains(body, `"text":"12345678","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}],"usage":{"prompt_tokens":2,"total_tokens":3,"completion_tokens":1}`) || !strings.Contains(body, `"usage":{"prompt_tokens":2,"total_tokens":6,"completion_tokens":4}`) {
+		t.Errorf("continuous usage: %d %s", code, body)
+	}
+	_, page := get(t, s, "/metrics") // needs no key
+	if got := metric(t, page, `vllm:gpu_cache_usage_perc{model_name="meta-llama/Llama-3.1-8B-Instruct"}`); got != "0.0" || strings.Contains(page, "engine=") {
+		t.Errorf("vLLM 0.8 page: %s\n%s", got, page)
+	}
+}
+
+// Audio is a form; the model may come after the file.
+func TestTranscription(t *testing.T) {
+	s := start(t, Options{Models: []string{"whisper"}})
+	var form bytes.Buffer
+	w := multipart.NewWriter(&form)
+	f, _ := w.CreateFormFile("file", "talk.wav")
+	f.Write(make([]byte, 64_000))
+	w.WriteField("model", "whisper")
+	w.Close()
+	resp, err := http.Post(s.URL()+"/v1/audio/transcriptions", w.FormDataContentType(), bytes.NewReader(form.Bytes()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if b, _ := io.ReadAll(resp.Body); resp.StatusCode != 200 || !strings.HasPrefix(string(b), `{"text":"talk.wav `) {
+		t.Errorf("%d %s", resp.StatusCode, b)
 	}
 }
 

@@ -125,6 +125,11 @@ func (w *chunkWire) sayRole(choice int) error {
 		return nil
 	}
 	w.role[choice] = true
+	// The role counts as no token, though the first one is under way.
+	q := &w.j.call.seqs[choice]
+	sent := q.sent
+	q.sent = 0
+	defer func() { q.sent = sent }()
 	return w.chunk(choice, `"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]`, `,"prompt_token_ids":null`)
 }
 
@@ -151,8 +156,7 @@ func (w *chunkWire) chunk(choice int, rest, tail string) error {
 
 // usageSoFar counts what has been written, as continuous_usage_stats does.
 func (j *job) usageSoFar() string {
-	in, _, _ := j.usageTokens()
-	out := 0
+	in, out := j.promptTokens(), 0
 	for i := range j.call.seqs {
 		out += j.call.seqs[i].sent
 	}
@@ -162,7 +166,7 @@ func (j *job) usageSoFar() string {
 func (w *chunkWire) end() error {
 	if w.j.usage {
 		w.b = append(w.b[:0], w.head...)
-		w.b = append(append(append(w.b, `],"usage":`...), w.j.usageJSON(true)...), "}\n\n"...)
+		w.b = append(append(append(w.b, `],"usage":`...), w.j.usageJSON(w.chat)...), "}\n\n"...)
 		if err := w.x.event(w.b); err != nil {
 			return err
 		}
@@ -295,7 +299,7 @@ func responseID(x *exchange) string { return "resp_" + strings.ReplaceAll(x.id, 
 
 // responseObject is the response object in a given status.
 func responseObject(x *exchange, j *job, status, output, usage string) string {
-	previous, limit, incomplete := "null", "null", "null"
+	previous, limit, incomplete := "null", fmt.Sprint(x.s.maxModelTokens-j.call.seqs[0].req.PromptTokens), "null"
 	if j.previous != "" {
 		previous = quote(j.previous)
 	}
