@@ -45,7 +45,7 @@ func readMeasured(t *testing.T) []*measured {
 	for i, row := range rows[1:] {
 		m := &measured{at: time.Duration(num(row[0]) * 1e6)}
 		m.ID, m.PromptTokens, m.OutputTokens = uint64(i), int(num(row[1])), int(num(row[2]))
-		for _, run := range strings.Fields(strings.NewReplacer(";", " ", ",", " ").Replace(row[3])) {
+		for run := range strings.FieldsSeq(strings.NewReplacer(";", " ", ",", " ").Replace(row[3])) {
 			from, to, ok := strings.Cut(run, "-")
 			if !ok {
 				to = from

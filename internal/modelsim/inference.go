@@ -317,8 +317,8 @@ func (x *exchange) infer() error {
 		return &apiError{http.StatusInternalServerError, "InternalServerError", "EngineCore encountered an issue. See stack trace (above) for the root cause.", ""}
 	}
 	path := x.r.URL.Path
-	if strings.HasPrefix(path, "/v1/responses/") {
-		return x.storedResponse(strings.TrimPrefix(path, "/v1/responses/"))
+	if after, ok := strings.CutPrefix(path, "/v1/responses/"); ok {
+		return x.storedResponse(after)
 	}
 	if x.r.Method != http.MethodPost {
 		x.w.Header().Set("Allow", "POST")

@@ -432,8 +432,7 @@ func TestClientGoneAborts(t *testing.T) {
 		t.Errorf("left over: %+v", st.Engine)
 	}
 	// One that holds the only seat, and one that waits behind it.
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
+	ctx := t.Context()
 	req, _ := http.NewRequestWithContext(ctx, "POST", s.URL()+"/v1/chat/completions", strings.NewReader(chat("y", `,"max_tokens":100000`)))
 	go http.DefaultClient.Do(req)
 	eventually(t, "seat taken", func() bool { return s.Stats().Engine.Running == 1 })
