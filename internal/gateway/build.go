@@ -129,7 +129,9 @@ func mapping(c *config.Custom) *metrics.Mapping {
 		return nil
 	}
 	return &metrics.Mapping{
-		Path: c.Path, Running: c.Running, Waiting: c.Waiting, KVCacheUtilization: c.KVCacheUtilization, KVCapacityTokens: c.KVCapacityTokens,
+		Path: c.Path, Running: c.Running, Waiting: c.Waiting,
+		KVCacheUtilization: c.KVCacheUtilization, KVUsed: c.KVUsed, KVTotal: c.KVTotal, BlockTokens: c.BlockTokens, KVCapacityTokens: c.KVCapacityTokens,
+		Adapters: c.Adapters, AdaptersLabel: c.AdaptersLabel, MaxAdapters: c.MaxAdapters, EngineLabel: c.EngineLabel,
 	}
 }
 
