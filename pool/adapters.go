@@ -16,10 +16,13 @@ type adapterSlot struct {
 	name     atomic.Uint64 // HashName of the adapter; 0 is free
 	lastUsed atomic.Int64  // Instant
 	inFlight atomic.Int64
+	started  atomic.Int64 // of inFlight, those whose first token has come: the adapter holds a slot of the server's
 }
 
-// minAdapterSlots is how many adapters are remembered at least: enough for the usual max_loras of 1 to 8 twice over.
-const minAdapterSlots = 16
+// minAdapterSlots is how many adapters are remembered at least: those in GPU slots (usually 1 to 8) and those that the
+// server still has in host memory (vLLM's max_cpu_loras, usually some dozens), since a load from there is ten times faster
+// than one from disk.
+const minAdapterSlots = 64
 
 func newAdapterMemory(n int) *AdapterMemory {
 	return &AdapterMemory{slots: make([]adapterSlot, max(n, minAdapterSlots))}
@@ -31,6 +34,7 @@ func (m *AdapterMemory) Active() int { return int(m.active.Load()) }
 // An AdapterUse is what is remembered of one adapter on one endpoint.
 type AdapterUse struct {
 	InFlight int     // requests of ours for it
+	Started  int     // of them, those that have got their first token
 	LastUsed Instant // when the latest of them was booked
 	Newer    int     // adapters used more recently: below max_loras it is still in a GPU slot if the server evicts by age
 }
@@ -43,13 +47,34 @@ func (m *AdapterMemory) Use(name uint64) (u AdapterUse, ok bool) {
 	}
 	s := &m.slots[i]
 	last := s.lastUsed.Load()
-	u.InFlight, u.LastUsed = int(s.inFlight.Load()), Instant(last)
+	u.InFlight, u.Started, u.LastUsed = int(s.inFlight.Load()), int(s.started.Load()), Instant(last)
 	for j := range m.slots {
 		if o := &m.slots[j]; j != i && o.name.Load() != 0 && o.lastUsed.Load() > last {
 			u.Newer++
 		}
 	}
 	return u, true
+}
+
+// Others counts the adapters besides name that have requests of ours in flight: running ones have got a first token, so
+// they hold a slot of the server's; waiting ones have not. leaving is how many slots are about to come free, by the sum of
+// 1/n² over the running ones, n being their requests in flight: an adapter with many is followed by more before they end.
+// It does not allocate.
+func (m *AdapterMemory) Others(name uint64) (running, waiting int, leaving float64) {
+	for i := range m.slots {
+		s := &m.slots[i]
+		n := s.inFlight.Load()
+		if n <= 0 || s.name.Load() == name {
+			continue
+		}
+		if s.started.Load() <= 0 {
+			waiting++
+			continue
+		}
+		running++
+		leaving += 1 / float64(n*n)
+	}
+	return running, waiting, leaving
 }
 
 func (m *AdapterMemory) find(name uint64) int {

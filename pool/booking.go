@@ -94,9 +94,12 @@ func (b *Booking) FirstTokenOf(generation uint64) {
 			return
 		}
 		// Read before the swap: after it, End may hand the booking to another request.
-		e, pending := b.endpoint.Load(), b.pending.Load()
+		e, pending, slot := b.endpoint.Load(), b.pending.Load(), b.slot.Load()
 		if b.state.CompareAndSwap(st, st&^bookingPending) {
 			e.live.pendingTokens.Add(-pending)
+			if slot != nil {
+				slot.started.Add(1)
+			}
 			return
 		}
 	}
@@ -118,6 +121,9 @@ func (b *Booking) End() {
 		}
 		e.live.kvTokens.Add(-kv)
 		if slot != nil {
+			if st&bookingPending == 0 {
+				slot.started.Add(-1)
+			}
 			memory.release(slot)
 		}
 		e.live.requests.Add(-1) // last: a drained endpoint may be dropped as soon as this is 0

@@ -117,7 +117,7 @@ func (e *Endpoint) SetEjectedUntil(t Instant) { e.live.ejectedUntil.Store(t) }
 func (e *Endpoint) Readmit(now Instant) { e.live.ejectedUntil.Store(now) }
 
 // SetLearned publishes two learned numbers where decisions read them without leaving the endpoint's cache line: how many
-// times slower e prefills than its pool's usual endpoint, and its KV capacity in tokens. 0 is unknown.
+// times slower e prefills than the fastest endpoint of its pool, and its KV capacity in tokens. 0 is unknown.
 func (e *Endpoint) SetLearned(slowness, kvCapacityTokens float32) {
 	e.live.learned.Store(uint64(math.Float32bits(slowness)) | uint64(math.Float32bits(kvCapacityTokens))<<32)
 }

@@ -32,6 +32,7 @@ const (
 	Draining State = 1 << iota // takes no new requests; running ones finish
 	Sleeping                   // weights are offloaded
 	NotReady                   // discovery says that it is not ready
+	Blind                      // its page was read and tells nothing of its load
 )
 
 // Unroutable are the states in which an endpoint gets no request whatever else holds.
@@ -56,8 +57,10 @@ func (r *Row) Learned() (slowness, kvCapacityTokens float32) {
 func (r *Row) IntakeTokens() int64 { return r.live.intakeTokens.Load() }
 
 // Fresh reports whether the row's load was read no longer than maxAge nanoseconds before now. A row that was never
-// scraped is not fresh.
-func (r *Row) Fresh(now, maxAge Instant) bool { return r.ScrapedAt != 0 && now-r.ScrapedAt <= maxAge }
+// scraped, or whose page tells nothing of its load, is not fresh.
+func (r *Row) Fresh(now, maxAge Instant) bool {
+	return r.ScrapedAt != 0 && now-r.ScrapedAt <= maxAge && r.State&Blind == 0
+}
 
 // A Target is what a name in `model` stands for.
 type Target struct {

@@ -260,7 +260,10 @@ func (t *Table) Observe(e *Endpoint, o Observation) (restarted bool) {
 	if o.Load.Known.Has(KnowsKVCapacity) {
 		en.row.KVCapacity = int32(min(o.Load.KVCapacityTokens, math.MaxInt32))
 	}
-	en.row.State &^= Sleeping
+	en.row.State &^= Sleeping | Blind
+	if o.Load.Known&(KnowsRunning|KnowsWaiting|KnowsKVCacheUtilization) == 0 {
+		en.row.State |= Blind
+	}
 	if o.Load.Known.Has(KnowsSleeping) && o.Load.Sleeping {
 		en.row.State |= Sleeping
 	}

@@ -194,11 +194,8 @@ func (p *Policy) auto(sc *scratch, rec *recorder) (d Decision, version uint64, e
 	if len(c.req.Prefix) > longest {
 		key = c.req.Prefix[longest]
 	}
-	cold := false
 	if a := c.req.adapter(); a != 0 {
-		var somebody bool
-		somebody = p.adapterPrices(sc, &x, cost, margin, rec)
-		if cold = !somebody; cold {
+		if !p.adapterPrices(sc, &x, cost, rec) {
 			key = a
 		}
 	}
@@ -240,7 +237,6 @@ func (p *Policy) auto(sc *scratch, rec *recorder) (d Decision, version uint64, e
 	}
 	d = p.decide(c, int(ri), cached)
 	d.Cost = cost[pick]
-	d.Cold = cold
 	if i := runnerUp(cost, pick); i >= 0 {
 		d.RunnerUp, d.RunnerUpCost = c.snapshot.Rows[rows[i]].Endpoint, cost[i]
 	}

@@ -1,6 +1,7 @@
 package scoring
 
 import (
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -13,7 +14,7 @@ const (
 	priorOutputTokens   = 256.0  // between chat (210–340 on average) and code (30), routing study §Workloads
 	priorNewTokens      = 1024.0 // mean uncached prompt
 	priorPrefillRate    = 20_000 // tokens/s: between an 8B on an A100 (14,000) and on an H100 (45,000), engine model §3
-	priorAdapterLoad    = 0.1    // seconds: between host memory (30 ms) and disk (0.5 s), engine model §3
+	priorAdapterLoad    = 0.5    // seconds, from disk, engine model §3
 	priorRequestSeconds = 4.0    // time that a request holds its seat after its first token
 
 	// baseSeconds of a first token are not prefill: one decode step, tokenizer, network.
@@ -27,7 +28,7 @@ type Learner struct {
 	rest      modelStats // models beyond those, and the prior of every new one
 	newTokens pool.Float
 	seconds   pool.Float // of a request after its first token
-	rate      pool.Float // usual prefill rate of endpoints, tokens/s
+	rate      pool.Float // prefill rate of the fastest endpoint, tokens/s
 }
 
 const (
@@ -129,10 +130,13 @@ const (
 	rateGain  = 0.05
 	modelGain = 0.02
 	// rateSample is the work, in tokens, of which a sample of the prefill rate has full weight: less is mostly overhead.
-	rateSample = 4096
-	// slownessBand is how far an endpoint's learned rate may be from the usual one without being believed: equal servers
-	// measure a little different, and must not be told apart by that.
+	rateSample     = 4096
+	maxAdapterLoad = 5 // seconds; more is waiting for a slot
+	// slownessBand is how far an endpoint's learned slowness may be from what is believed of it without changing that, and
+	// it changes in steps of √2: equal servers measure a little different, and must not be told apart by that.
 	slownessBand = 1.35
+	// envelopeDecay lets the fastest rate be forgotten, over some thousand requests, when its endpoint is gone.
+	envelopeDecay = 0.0005
 )
 
 func blend(f *pool.Float, sample, gain float64) {
@@ -149,6 +153,13 @@ func (p *Policy) FirstToken(d *Decision, ttft time.Duration) {
 	l := p.learn
 	work := float64(d.AheadTokens) + float64(d.Claim.PendingTokens)
 	seconds := ttft.Seconds() - baseSeconds
+	if d.waits {
+		if d.Cold {
+			load := seconds - work/l.prefillRate(d.Endpoint)
+			blend(&d.Endpoint.AdapterLoadSeconds, min(max(load, 0.01), maxAdapterLoad), modelGain)
+		}
+		return
+	}
 	if work < rateSample/16 || seconds <= 0.001 {
 		return
 	}
@@ -163,10 +174,17 @@ func (p *Policy) FirstToken(d *Decision, ttft time.Duration) {
 			return 1 / (1/v + gain*(seconds/work-1/v))
 		})
 	}
-	own, usual := update(&e.PrefillTokensPerSecond), update(&l.rate)
-	slowness := usual / own
-	if slowness < slownessBand && slowness > 1/slownessBand {
-		slowness = 1
+	own := update(&e.PrefillTokensPerSecond)
+	fastest := l.rate.Update(func(v float64) float64 {
+		if own >= v {
+			return own
+		}
+		return v - envelopeDecay*(v-own)
+	})
+	current, _ := d.Row.Learned()
+	slowness := first(float64(current), 1)
+	if raw := fastest / own; raw > slowness*slownessBand || raw < slowness/slownessBand {
+		slowness = math.Exp2(math.Round(2*math.Log2(raw)) / 2)
 	}
 	e.SetLearned(float32(slowness), float32(e.LearnedKVCapacity.Load()))
 }

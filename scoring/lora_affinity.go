@@ -17,8 +17,8 @@ func (loraAffinity) Score(req *Request, c *Candidates, out []float64) {
 			continue
 		}
 		switch v := viewAdapter(c.Row(i), req.Target, c.Fresh(i)); {
-		case v.resident && v.others < v.slots:
-		case v.others < v.slots:
+		case v.resident && !v.full():
+		case !v.full():
 			out[i] = 0.8
 		case v.inFlight:
 			out[i] = 0.6

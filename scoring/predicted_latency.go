@@ -1,32 +1,33 @@
 package scoring
 
+import (
+	"math"
+
+	"kvgate/pool"
+)
+
 func init() {
 	RegisterScorer(Info{
 		"predicted_latency",
 		"Prefers endpoints with the shortest time to the first token, predicted from prefill rates learned online.",
-		"(max − t) / (max − min), 1 if all are equal; t = (pending + new tokens) / prefill rate",
+		"(max − t) / (max − min), 1 if all are equal; t = (pending + new tokens) × slowness",
 	}, func() Scorer { return predictedLatency{} })
 }
 
 type predictedLatency struct{}
 
 func (predictedLatency) Score(_ *Request, c *Candidates, out []float64) {
-	waiting := c.p.learn.meanNewTokens()
-	most := 0.0 // foreign tokens waiting where that is known
 	for i := range out {
-		if c.Fresh(i) {
-			most = max(most, float64(c.Row(i).Foreign.Waiting)*waiting)
+		out[i] = math.NaN()
+		if c.Fresh(i) && c.Row(i).Load.Known.Has(pool.KnowsWaiting) {
+			out[i] = float64(c.Row(i).Foreign.Waiting) * c.p.learn.meanNewTokens()
 		}
 	}
+	fillLoads(out)
 	for i := range out {
-		r := c.Row(i)
-		foreign := most // unknown is not better than the worst that is known
-		if c.Fresh(i) {
-			foreign = float64(r.Foreign.Waiting) * waiting
-		}
-		ahead := float64(c.Booked(i).PendingTokens) + foreign
-		slowness, _ := r.Learned()
-		out[i] = (ahead + float64(c.PromptTokens()-c.Cached(i))) * first(float64(slowness), 1)
+		slowness, _ := c.Row(i).Learned()
+		work := out[i] + float64(c.Booked(i).PendingTokens) + float64(c.PromptTokens()-c.Cached(i))
+		out[i] = work * first(float64(slowness), 1)
 	}
 	spread(out)
 }

@@ -15,10 +15,13 @@ type runningRequests struct{}
 func (runningRequests) Score(_ *Request, c *Candidates, out []float64) {
 	for i := range out {
 		n, known := c.Requests(i)
-		if out[i] = float64(n); !known {
+		if out[i] = float64(n - c.Booked(i).Requests); !known {
 			out[i] = math.NaN()
 		}
 	}
-	fillLoads(c, out)
+	fillLoads(out)
+	for i := range out {
+		out[i] += float64(c.Booked(i).Requests)
+	}
 	spread(out)
 }

@@ -73,6 +73,7 @@ type Decision struct {
 	Cold  bool // the adapter was not believed to be on the endpoint
 	Looks int8 // times the table was looked at; more than 1 when another request booked in between
 
+	waits       bool   // the first token tells of an adapter's load or of waiting for its slot, not of prefill alone
 	model       uint64 // hash of what was asked for, for learning
 	promptBytes int32
 }
@@ -264,6 +265,7 @@ type scratch struct {
 	candidates Candidates
 	cost       []float32 // of auto, by position in Target.Rows
 	versions   []uint64  // likewise
+	adapters   []adapterView
 	matches    [maxMatches]match
 }
 
@@ -337,6 +339,14 @@ func (p *Policy) decide(c *Candidates, row int, cached int32) Decision {
 		promptBytes: c.req.PromptBytes,
 	}
 	d.FirstToken = p.learn.predict(r.Endpoint, ahead, int32(d.Claim.PendingTokens))
+	if c.target.Adapter {
+		v := viewAdapter(r, c.target, fresh)
+		d.Cold = !v.known
+		d.waits = !v.running
+		if d.Cold {
+			d.FirstToken += time.Duration(p.learn.adapterLoadSeconds(r.Endpoint) * float64(time.Second))
+		}
+	}
 	return d
 }
 
