@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"cmp"
+	"errors"
 	"strconv"
 	"time"
 
@@ -46,6 +47,9 @@ func (x *exchange) end(f *failure) {
 
 // record fills in the record of the request.
 func (x *exchange) record(f *failure) {
+	if f == nil {
+		f = x.inStream
+	}
 	r, now := &x.rec, time.Now()
 	*r = telemetry.Record{
 		RequestID:       text(x.requestID),
@@ -65,7 +69,7 @@ func (x *exchange) record(f *failure) {
 	}
 	out := x.outcome(f)
 	r.Outcome = out.String()
-	if f != nil && out != OK {
+	if f != nil {
 		if f.err != nil {
 			r.Error = f.err.Error()
 		} else {
@@ -129,6 +133,8 @@ func (x *exchange) attempted(ep *endpoint, f *failure) {
 		out = f.outcome
 	case x.resp.status >= 400:
 		out = EndpointStatus
+	case x.inStream != nil:
+		out = x.inStream.outcome
 	}
 	if x.attempt < len(x.attempts) {
 		x.attempts[x.attempt] = telemetry.Attempt{Endpoint: ep.ID, Outcome: out.String(), Seconds: time.Since(x.attemptAt).Seconds()}
@@ -141,7 +147,7 @@ func (x *exchange) attempted(ep *endpoint, f *failure) {
 		x.timer.Stop()
 	}
 	x.judge(ep, f)
-	if f == nil && x.resp.status < 300 && x.pinned == nil {
+	if f == nil && x.inStream == nil && x.resp.status < 300 && x.pinned == nil {
 		x.learn()
 	}
 }
@@ -190,7 +196,7 @@ func (x *exchange) reset() {
 	x.peek.Reset()
 	x.ctx, x.client, x.target, x.path, x.raw, x.requestID = nil, nil, nil, nil, nil, nil
 	x.route = openai.Route{}
-	x.spliced, x.name, x.routes, x.pool, x.pinned, x.snapshot, x.held = nil, nil, nil, nil, nil, nil, nil
+	x.spliced, x.name, x.routes, x.pool, x.pinned, x.snapshot, x.held, x.inStream = nil, nil, nil, nil, nil, nil, nil, nil
 	x.query = scoring.Request{}
 	x.decision = scoring.Decision{}
 	x.resp = response{}
@@ -356,15 +362,24 @@ func (x *exchange) endScan() {
 	if !x.scanning {
 		return
 	}
-	id := x.json.ID
+	var id []byte
 	if x.resp.events {
 		x.stream.Finish()
-		id = x.stream.ID
-	}
-	if x.route.API == openai.Responses && x.resp.status < 300 {
-		if id := id(); len(id) > 0 {
-			x.h.stored.add(id, x.decision.Endpoint)
+		id = x.stream.ID()
+		switch {
+		case x.stream.Failed():
+			// Slow path: the answer was a 200, and an error all the same.
+			e := x.stream.Error()
+			x.inStream = &failure{outcome: EndpointStatus, status: e.Status, err: errors.New("the stream holds an error: " + e.Label())}
+		case !x.stream.Complete() && x.route.API.Streams() && x.resp.status == 200:
+			// Some servers lose the rest of a stream without a sign (vLLM #52852). It ends as it did there.
+			x.inStream = &failure{outcome: OK, err: errors.New("the stream ended properly but without its last event")}
 		}
+	} else {
+		id = x.json.ID()
+	}
+	if x.route.API == openai.Responses && x.resp.status < 300 && len(id) > 0 {
+		x.h.stored.add(id, x.decision.Endpoint)
 	}
 }
 

@@ -280,7 +280,7 @@ func (x *exchange) readHead(c *endpointConn, until time.Time) *failure {
 		if err == nil {
 			out := x.writer()
 			out.b = appendStatusLine(out.b[:0], status, reason)
-			out.b, err = parseResponse(out.b, fields, status, http10, x.headRequest, &x.resp)
+			out.b, err = parseResponse(out.b, fields, status, http10, x.headRequest, x.decision.Endpoint.URL, &x.resp)
 			if err != nil {
 				out.b = out.b[:0]
 			}

@@ -147,7 +147,6 @@ type Handler struct {
 	draining atomic.Bool  // answers close their connections
 	refusing atomic.Bool  // new requests are refused
 	panics   atomic.Uint64
-	cut      atomic.Uint64 // answers ended by the drain
 
 	exchanges sync.Pool
 	healthMu  sync.Mutex      // ejections are decided one at a time
@@ -314,7 +313,8 @@ type exchange struct {
 
 	stream     openai.Stream
 	json       openai.JSONScan
-	scanning   bool // one of them reads along
+	scanning   bool     // one of them reads along
+	inStream   *failure // what the endpoint said went wrong within an answer that was relayed whole
 	firstToken time.Time
 	timer      *time.Timer // clears pending tokens of a request that shows no first token
 	timerAt    atomic.Int64

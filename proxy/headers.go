@@ -418,11 +418,12 @@ func parseStatusLine(head []byte) (status int, http10 bool, reason, fields []byt
 
 // parseResponse reads the fields of a response's head into r, strictly: an answer on whose end two readers could differ
 // is no answer. It appends to dst the fields that the client gets, in their order and bytes; framing and connection
-// fields are left to the caller. headRequest: the request was a HEAD. It does not allocate.
-func parseResponse(dst, fields []byte, status int, http10, headRequest bool, r *response) ([]byte, error) {
+// fields are left to the caller. headRequest: the request was a HEAD. origin is the endpoint's URL, which is cut off a Location
+// that begins with it. It does not allocate.
+func parseResponse(dst, fields []byte, status int, http10, headRequest bool, origin string, r *response) ([]byte, error) {
 	*r = response{status: status, keepAlive: !http10}
 	var lengths, codings, n int
-	var connection []byte
+	var connection, location []byte
 	was := len(dst)
 	run, at := fields, 0
 	for rest := fields; len(rest) > 2; {
@@ -477,6 +478,10 @@ func parseResponse(dst, fields []byte, status int, http10, headRequest bool, r *
 			if s := parseLength(value); s > 0 && s < 1<<31 {
 				r.retryAfter = int(s)
 			}
+		case fLocation:
+			if keep = !bytes.HasPrefix(value, []byte(origin)); !keep {
+				location = value[len(origin):]
+			}
 		case fHopByHop, fRequestID, fOurs, fSteering:
 			keep = false
 		}
@@ -488,6 +493,9 @@ func parseResponse(dst, fields []byte, status int, http10, headRequest bool, r *
 		run, at = rest, 0
 	}
 	dst = append(dst, run[:at]...)
+	if location != nil { // Slow path: a redirect to itself, in absolute form, as FastAPI sends for a slash too many
+		dst = append(append(append(dst, "Location: "...), location...), "\r\n"...)
+	}
 
 	switch {
 	case connection == nil, equalFold(connection, "keep-alive"):

@@ -52,7 +52,9 @@ func (x *exchange) judge(ep *endpoint, f *failure) {
 	case f != nil && (f.outcome == EndpointConnect || f.outcome == EndpointReset || f.outcome == EndpointTimeout),
 		f == nil && x.resp.status >= 500 && !backpressure(x.resp.status):
 		x.h.failed(ep, x.pool, f)
-	case f == nil && x.resp.status < 400:
+	case f == nil && x.inStream != nil && x.inStream.status >= 500 && !backpressure(x.inStream.status):
+		x.h.failed(ep, x.pool, x.inStream)
+	case f == nil && x.resp.status < 400 && x.inStream == nil:
 		// Fast path: nothing to forgive.
 		if ep.health.failures.Load() != 0 {
 			ep.health.failures.Store(0)

@@ -462,3 +462,10 @@ func (g *gate) do(body string, fields ...string) reply {
 	defer c.Close()
 	return c.send(post(chatPath, body, fields...)).read()
 }
+
+// What an instant server sends.
+const (
+	plainReply  = "HTTP/1.1 200 OK\r\ndate: Mon, 30 Nov 2026 15:16:22 GMT\r\nserver: uvicorn\r\ncontent-length: 207\r\ncontent-type: application/json\r\n\r\n" + okBody
+	streamReply = "HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n" +
+		"50\r\ndata: {\"id\":\"x\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"}}],\"created\":123}\n\n\r\n" + "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+)

@@ -1,0 +1,117 @@
+//go:build !race
+
+package proxy
+
+import (
+	"bytes"
+	"net"
+	"runtime"
+	"testing"
+
+	"kvgate/pool"
+	"kvgate/scoring"
+)
+
+// instant is a model server that allocates nothing: it answers each request of requestBytes with the same bytes.
+func instant(t testing.TB, reply string) net.Listener {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	out := []byte(reply)
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				b := make([]byte, 64<<10)
+				n := 0
+				for {
+					m, err := c.Read(b[n:])
+					if err != nil {
+						return
+					}
+					n += m
+					if bytes.HasSuffix(b[:n], []byte("}")) {
+						n = 0
+						if _, err := c.Write(out); err != nil {
+							return
+						}
+					}
+				}
+			}()
+		}
+	}()
+	return ln
+}
+
+var loopBuffer [64 << 10]byte
+
+// loop sends request and reads the answer, which ends with end, n times.
+func loop(t testing.TB, c net.Conn, request, end []byte, n int) {
+	b := loopBuffer[:]
+	for range n {
+		if _, err := c.Write(request); err != nil {
+			t.Fatal(err)
+		}
+		for m := 0; ; {
+			k, err := c.Read(b[m:])
+			if err != nil {
+				t.Fatal(err, string(b[:m]))
+			}
+			if m += k; bytes.HasSuffix(b[:m], end) {
+				break
+			}
+		}
+	}
+}
+
+func instantGate(t testing.TB, reply string, opts ...gateOption) *client {
+	ln := instant(t, reply)
+	p, err := scoring.New(scoring.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := newGate(t, nil, append(opts, withPool(func(o *PoolOptions) { o.Policy = p }), withOptions(func(o *Options, _ *ServerOptions) { o.Sink = nil }))...)
+	if _, _, err := g.table.SetEndpoints("p", []pool.Spec{{Pool: "p", URL: "http://" + ln.Addr().String()}}, g.now()); err != nil {
+		t.Fatal(err)
+	}
+	return g.dial()
+}
+
+// A small request in steady state costs next to no garbage.
+func TestAllocationsPerRequest(t *testing.T) {
+	f := func(name, reply, body, end string, want float64) {
+		t.Run(name, func(t *testing.T) {
+			c := instantGate(t, reply)
+			request := []byte(post(chatPath, body))
+			loop(t, c.Conn, request, []byte(end), 500)
+			var before, after runtime.MemStats
+			const n = 2000
+			runtime.ReadMemStats(&before)
+			loop(t, c.Conn, request, []byte(end), n)
+			runtime.ReadMemStats(&after)
+			per := float64(after.Mallocs-before.Mallocs) / n
+			t.Logf("%.2f allocations, %.0f bytes per request", per, float64(after.TotalAlloc-before.TotalAlloc)/n)
+			if per > want {
+				t.Errorf("%.2f allocations per request; want %.1f at most", per, want)
+			}
+		})
+	}
+	f("plain", plainReply, plainBody, "}", 3)
+	f("stream", streamReply, streamBody, "0\r\n\r\n", 3)
+}
+
+func BenchmarkPlain(b *testing.B) {
+	c := instantGate(b, plainReply)
+	request := []byte(post(chatPath, plainBody))
+	loop(b, c.Conn, request, []byte("}"), 100)
+	b.ReportAllocs()
+	for b.Loop() {
+		loop(b, c.Conn, request, []byte("}"), 1)
+	}
+}
