@@ -118,7 +118,7 @@ func (w *walker) feed(p []byte) int {
 				if w.stack[w.top] != objChoices {
 					w.state = lexKey
 				}
-			case c == '}' || c == ']':
+			case c == '}' && w.stack[w.top] != objChoices, c == ']' && w.stack[w.top] == objChoices:
 				w.close()
 			case c > ' ':
 				w.state = lexBad
