@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,7 +15,13 @@ import (
 	"kvgate/pool"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(pageServersEnv) != "" {
+		servePages()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 var clockStart = time.Now()
 
