@@ -296,6 +296,8 @@ type exchange struct {
 	routes   *Routes
 	pool     *PoolOptions
 	query    scoring.Request
+	prefix   []uint64                       // memory for query.Prefix
+	parts    [openai.MaxPromptRanges][]byte // of the prompt, in the body
 	decision scoring.Decision
 	pinned   *pool.Endpoint // where the stored response is that this is about; nil: anywhere
 	snapshot *pool.Snapshot
@@ -541,7 +543,30 @@ func (x *exchange) resolve() *failure {
 	case len(x.peek.User) > 0:
 		q.Session = pool.HashName(x.peek.User)
 	}
+	if x.pool.Policy.NeedsPrefix() {
+		x.hashPrompt()
+	}
 	return nil
+}
+
+// hashPrompt gives the policy the hashes by which it knows where the prompt's beginning is cached.
+func (x *exchange) hashPrompt() {
+	body := x.body.bytes()
+	n := 0
+	for _, r := range x.peek.Prompts() {
+		x.parts[n] = r.Of(body)
+		n++
+	}
+	if n == 0 {
+		return
+	}
+	salt := x.peek.CacheSalt
+	if len(salt) == 0 {
+		salt = x.peek.ExtraKey
+	}
+	x.prefix = scoring.HashPrefix(x.prefix[:0], scoring.PrefixSeed(x.query.Target, salt), x.parts[:n]...)
+	clear(x.parts[:n])
+	x.query.Prefix = x.prefix
 }
 
 func (x *exchange) usePool(name string) *failure {
