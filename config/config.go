@@ -107,6 +107,9 @@ type Limits struct {
 	EndpointConnections int `yaml:"endpoint_connections" min:"1" max:"100000"`
 	// ResponseHeaderBytes is the largest header block that an endpoint may send; above it the client gets 502.
 	ResponseHeaderBytes Bytes `yaml:"response_header_bytes" min:"4KiB" max:"1MiB"`
+	// PrefixIndexBytes is the memory in which the gateway remembers which endpoint holds which prompt's beginning. It is
+	// taken at once and never grows. The default suits about a thousand endpoints; a fraction of it does for a few.
+	PrefixIndexBytes Bytes `yaml:"prefix_index_bytes" min:"64KiB" max:"16GiB"`
 }
 
 // Timeouts bound every wait.
@@ -357,6 +360,7 @@ func Default() *Config {
 			InFlightBodyBytes:   512 << 20,
 			EndpointConnections: 4096,
 			ResponseHeaderBytes: 32 << 10,
+			PrefixIndexBytes:    64 << 20,
 		},
 		Timeouts: Timeouts{
 			Header:    10 * time.Second,
