@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"fmt"
 	"os"
-	"path/filepath"
 	"time"
 
 	"kvgate/config"
@@ -19,7 +18,7 @@ import (
 
 // ConfigOptions are the names that a configuration may use, from the registries that own them.
 func ConfigOptions() config.Options {
-	o := config.Options{Dialects: metrics.Names(), Policies: scoring.PolicyNames()}
+	o := config.Options{Dialects: metrics.Names(), Policies: scoring.PolicyNames(), ScorerName: scoring.ScorerName}
 	for _, s := range scoring.Scorers() {
 		o.Scorers = append(o.Scorers, s.Name)
 	}
@@ -47,7 +46,7 @@ func (g *Gateway) build(cfg *config.Config) (*parts, error) {
 			return nil, fmt.Errorf("pool %s: policy: %w", p.Name, err)
 		}
 		b.policies[p.Name] = policy
-		tlsConfig, err := endpointTLS(p.TLS, filepath.Dir(cfg.File()))
+		tlsConfig, err := endpointTLS(p.TLS)
 		if err != nil {
 			return nil, fmt.Errorf("pool %s: tls: %w", p.Name, err)
 		}
@@ -82,8 +81,7 @@ func (g *Gateway) build(cfg *config.Config) (*parts, error) {
 		return nil, err
 	}
 	if cfg.TLS != nil {
-		dir := filepath.Dir(cfg.File())
-		c, err := tls.LoadX509KeyPair(beside(dir, cfg.TLS.CertFile), beside(dir, cfg.TLS.KeyFile))
+		c, err := tls.LoadX509KeyPair(cfg.TLS.CertFile, cfg.TLS.KeyFile)
 		if err != nil {
 			return nil, fmt.Errorf("tls: %w", err)
 		}
@@ -104,7 +102,7 @@ func (g *Gateway) policy(cfg *config.Config, p *config.Pool) (*scoring.Policy, e
 	}
 	return scoring.New(scoring.Config{
 		Name: p.Policy.Name, Weights: p.Policy.Weights, Rand: g.o.Rand,
-		StaleAfter: cfg.Scrape.StaleAfter, SlowStart: some(cfg.Health.SlowStart), Learner: learner,
+		StaleAfter: cfg.Scrape.StaleAfter, SlowStart: some(cfg.Health.SlowStart), Learner: learner, Index: g.index,
 	})
 }
 
@@ -135,14 +133,14 @@ func mapping(c *config.Custom) *metrics.Mapping {
 	}
 }
 
-// endpointTLS is how endpoints of a pool are verified; nil is the system's way. File names are relative to dir.
-func endpointTLS(t *config.EndpointTLS, dir string) (*tls.Config, error) {
+// endpointTLS is how endpoints of a pool are verified; nil is the system's way.
+func endpointTLS(t *config.EndpointTLS) (*tls.Config, error) {
 	if t == nil {
 		return nil, nil
 	}
 	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName, InsecureSkipVerify: t.InsecureSkipVerify}
 	if t.CAFile != "" {
-		pem, err := os.ReadFile(beside(dir, t.CAFile))
+		pem, err := os.ReadFile(t.CAFile)
 		if err != nil {
 			return nil, fmt.Errorf("ca_file: %w", err)
 		}
@@ -152,43 +150,13 @@ func endpointTLS(t *config.EndpointTLS, dir string) (*tls.Config, error) {
 		}
 	}
 	if t.CertFile != "" {
-		cert, err := tls.LoadX509KeyPair(beside(dir, t.CertFile), beside(dir, t.KeyFile))
+		cert, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
 		if err != nil {
 			return nil, fmt.Errorf("cert_file: %w", err)
 		}
 		c.Certificates = []tls.Certificate{cert}
 	}
 	return c, nil
-}
-
-// beside is file, or where it is relative to dir.
-func beside(dir, file string) string {
-	if filepath.IsAbs(file) {
-		return file
-	}
-	return filepath.Join(dir, file)
-}
-
-// needsRestart lists the keys whose change between two configurations takes effect after a restart only.
-func needsRestart(old, now *config.Config) (keys []string) {
-	differ := func(key string, a, b any) {
-		if a != b {
-			keys = append(keys, key)
-		}
-	}
-	differ("listen", old.Listen, now.Listen)
-	differ("tls", old.TLS != nil, now.TLS != nil)
-	differ("admin.listen", old.Admin.Listen, now.Admin.Listen)
-	differ("log.format", old.Log.Format, now.Log.Format)
-	differ("limits", old.Limits, now.Limits)
-	differ("timeouts.header", old.Timeouts.Header, now.Timeouts.Header)
-	differ("timeouts.body", old.Timeouts.Body, now.Timeouts.Body)
-	differ("timeouts.write", old.Timeouts.Write, now.Timeouts.Write)
-	differ("timeouts.keep_alive", old.Timeouts.KeepAlive, now.Timeouts.KeepAlive)
-	differ("drain", old.Drain, now.Drain)
-	differ("headers", old.Headers, now.Headers)
-	differ("debug", old.Debug, now.Debug)
-	return keys
 }
 
 // newDiscovery returns a manager that hands what it finds to apply.

@@ -70,6 +70,7 @@ type Gateway struct {
 
 	reloading sync.Mutex // serialises reloads; guards learners and lastBad
 	learners  map[string]*scoring.Learner
+	index     *scoring.Index                             // of prompt prefixes, of all pools
 	lastBad   string                                     // what a reload complained of, so that a watch says it once
 	cfg       atomic.Pointer[config.Config]              // in use
 	policies  atomic.Pointer[map[string]*scoring.Policy] // in use, by pool
@@ -110,6 +111,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 		o: o, log: l.logger, logs: l, start: time.Now(),
 		learners: make(map[string]*scoring.Learner),
 		ready:    make(chan struct{}),
+		index:    scoring.NewIndex(0),
 	}
 	b, err := g.build(cfg)
 	if err != nil {

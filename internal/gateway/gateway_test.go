@@ -349,7 +349,7 @@ func TestReloadIsAllOrNothing(t *testing.T) {
 
 	g.write("log: {level: warn}\nlimits: {body_bytes: 1MiB}\n" + onePool(a.URL(), b.URL()) + "  - name: q\n    models: [other]\n    discovery: {static: ['http://127.0.0.1:1']}\n")
 	code, body := post(t, adminURL+"/-/reload", "")
-	if code != 200 || !strings.Contains(body, `"changed":true`) || !strings.Contains(body, `"needs_restart":["limits"]`) {
+	if code != 200 || !strings.Contains(body, `"changed":true`) || !strings.Contains(body, `"needs_restart":["limits.body_bytes"]`) {
 		t.Errorf("good file: %d %s", code, body)
 	}
 	eventually(t, "three endpoints", func() bool { return len(g.Table().Load().Rows) == 3 })

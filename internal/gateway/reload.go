@@ -83,7 +83,7 @@ func (g *Gateway) reload(why string) (admin.ReloadResult, error) {
 		}
 	}
 	g.cfg.Store(cfg)
-	res.Changed, res.NeedsRestart = true, needsRestart(old, cfg)
+	res.Changed, res.NeedsRestart = true, config.NeedRestart(old, cfg)
 	g.log.Info("reloaded", zap.String("why", why), zap.String("config", cfg.File()), zap.String("hash", cfg.Hash()),
 		zap.Strings("needs_restart", res.NeedsRestart), zap.Strings("warnings", res.Warnings))
 	return res, nil

@@ -28,6 +28,7 @@ var allowed = map[string]string{
 	"internal/admin":    "pool openai scoring telemetry config metrics internal/version",
 	"internal/gateway":  "*",
 	"internal/cli":      "*",
+	"internal/demo":     "*",
 	"bench":             "*",
 	"test":              "*",
 }

@@ -1,0 +1,120 @@
+package demo
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	// fasthttp's cleaner of idle workers looks up every 10 s whether it is still wanted; nobody can wake it.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.(*workerPool).Start.func2"))
+}
+
+// A screen can be read while it is written.
+type screen struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *screen) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *screen) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+func TestDemoEndsWithATable(t *testing.T) {
+	var out screen
+	sums, err := Run(t.Context(), Options{Out: &out, Length: time.Second, PerSecond: 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := out.String()
+	for _, s := range sums {
+		if s.Failed > 0 || s.Requests < 3 || s.TTFTMean <= 0 || s.TTFTP99 < s.TTFTP50 {
+			t.Errorf("%+v", s)
+		}
+		row := regexp.MustCompile(`(?m)^\s*` + s.Policy + `\s+\d+\s+0\s+\d+\.\d\d s\s+\d+\.\d\d s\s+\d+\.\d\d s\s+\d+\s+\d+\s+\d+%\s*$`)
+		if !row.MatchString(text) {
+			t.Errorf("no row for %s in:\n%s", s.Policy, text)
+		}
+	}
+	if len(sums) != 2 || sums[0].Requests != sums[1].Requests {
+		t.Errorf("the policies did not get the same requests: %+v", sums)
+	}
+	if n := strings.Count(text, " -> "); n != sums[0].Requests+sums[1].Requests {
+		t.Errorf("%d requests were shown; want %d", n, sums[0].Requests+sums[1].Requests)
+	}
+	if strings.Contains(text, "\x1b") {
+		t.Error("colours without a terminal")
+	}
+	for _, want := range []string{"its turn", "cost ", "llama-1", "qwen-1", "TTFT mean", "preemptions", "adapter loads"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in:\n%s", want, text)
+		}
+	}
+}
+
+func TestKeepStaysUp(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var out screen
+	done := make(chan error, 1)
+	go func() {
+		_, err := Run(ctx, Options{Out: &out, Color: true, Length: 300 * time.Millisecond, PerSecond: 10, Policies: []string{"auto"}, Keep: true,
+			Listen: "127.0.0.1:0", AdminAddr: "127.0.0.1:0"})
+		done <- err
+	}()
+	models := regexp.MustCompile(`curl -s (http://127\.0\.0\.1:\d+/v1/models)`)
+	var url string
+	for deadline := time.Now().Add(30 * time.Second); url == ""; time.Sleep(10 * time.Millisecond) {
+		if m := models.FindStringSubmatch(out.String()); m != nil {
+			url = m[1]
+		} else if time.Now().After(deadline) {
+			t.Fatalf("no commands to try in:\n%s", out.String())
+		}
+	}
+	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != 200 {
+		t.Errorf("%s: status %d", url, resp.StatusCode)
+	}
+	cancel()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("it does not stop")
+	}
+}
+
+// The same seed is the same traffic, or the comparison would not be fair.
+func TestTrafficIsReproducible(t *testing.T) {
+	a, b := calls(7, 5*time.Second, 5), calls(7, 5*time.Second, 5)
+	if len(a) < 10 || len(a) != len(b) {
+		t.Fatalf("%d and %d calls", len(a), len(b))
+	}
+	for i := range a {
+		if a[i].at != b[i].at || !bytes.Equal(a[i].body, b[i].body) {
+			t.Fatalf("call %d differs", i)
+		}
+	}
+}
