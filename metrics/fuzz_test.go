@@ -122,3 +122,32 @@ func parsed(families map[string]*dto.MetricFamily, want *wanted) (lines []string
 	slices.Sort(lines)
 	return lines, true
 }
+
+// No page makes a dialect panic or report what can't be.
+func FuzzDialects(f *testing.F) {
+	for _, s := range seedPages {
+		f.Add([]byte(s), 1e9)
+	}
+	f.Add([]byte("vllm:lora_requests_info{max_lora=\"1e300\",running_lora_adapters=\",,\"} 3.4e+09\nvllm:num_requests_running 1e300\n"), 1.7e9)
+	f.Add([]byte("sglang:cache_config_info{page_size=\"1e200\",num_pages=\"1e200\"} 1\nsglang:token_usage 0.2\n"), 0.0)
+	f.Fuzz(func(t *testing.T, b []byte, now float64) {
+		for _, d := range Dialects() {
+			p := newPage(d.want, d)
+			if p.read(bytes.NewReader(b), 1<<20, true) != nil {
+				continue
+			}
+			l := d.raw(p, now).Load()
+			ratio := func(v float64) bool { return v >= 0 && v <= 1 }
+			if !ratio(l.KVCacheUtilization) || !ratio(l.KVCacheUtilizationMax) || l.KVCacheUtilization > l.KVCacheUtilizationMax+1e-9 ||
+				l.Running < 0 || l.Waiting < 0 || l.KVCapacityTokens < 0 || l.MaxAdapters < 0 || l.AdapterSlotsUsed < 0 ||
+				!slices.IsSorted(l.Adapters) || slices.Contains(l.Adapters, "") {
+				t.Errorf("%s: %+v", d.Name, l)
+			}
+			for _, e := range l.Engines {
+				if e.ID == "" || !ratio(e.KVCacheUtilization) || e.Running < 0 || e.Waiting < 0 || e.KVCapacityTokens < 0 {
+					t.Errorf("%s: engine %+v", d.Name, e)
+				}
+			}
+		}
+	})
+}

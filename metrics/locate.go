@@ -54,6 +54,9 @@ func (l *locator) fixed(ctx context.Context) (*source, error) {
 			return src, err
 		}
 		if stop := l.note(err); stop && strings.HasPrefix(u, l.base+"/") {
+			if src.page.lines > 0 { // it is the page, though it was cut
+				return src, err
+			}
 			return nil, err
 		}
 	}

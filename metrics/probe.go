@@ -13,8 +13,8 @@ import (
 type Result struct {
 	Dialect string // "" if none was found
 	PageURL string // "" if there is no page
-	// Raw is what the page said, and Load what it adds up to; nil if no page was understood. After an error of
-	// FaultReset, FaultTimeout or FaultTooLarge they hold what came before it.
+	// Raw is what the page said, and Load what it adds up to; nil if no page was understood. Of a page that was cut
+	// (FaultReset, FaultTimeout) they hold what came before, which a scraper doesn't believe: an engine may be missing.
 	Raw  *Raw
 	Load *pool.Load
 	// Models is the list of models, or nil; ModelsErr says why there is none.

@@ -32,6 +32,21 @@ func probe(t testing.TB, spec pool.Spec, o Options) (Result, error) {
 	return ScrapeOnce(t.Context(), es[0], o)
 }
 
+// What is complete of a page that was cut is shown, and the scrape has failed.
+func TestProbeOfACutPage(t *testing.T) {
+	s := newModelServer(t)
+	s.handle("/metrics", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "1000")
+		fmt.Fprint(w, "vllm:num_requests_running 4\nvllm:num_requests_waiting 1")
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	})
+	r, err := scrapeOnce(t, s.URL, "vllm", Options{})
+	if faultOf(err) != FaultReset || r.Load == nil || r.Load.Known != pool.KnowsRunning || r.Load.Running != 4 {
+		t.Errorf("%+v, error %v", r.Load, err)
+	}
+}
+
 // A probe says what it understood, what it didn't, and what to do.
 func TestProbeExplains(t *testing.T) {
 	s := newModelServer(t)

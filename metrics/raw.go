@@ -202,7 +202,7 @@ func (r *Raw) Load() *pool.Load {
 		tokens := e.capacity()
 		if tokens.Known {
 			el.Known |= pool.KnowsKVCapacity
-			el.KVCapacityTokens = int64(min(tokens.V, math.MaxInt32*1024))
+			el.KVCapacityTokens = int64(tokens.V)
 			if !r.sharesSpace(i) {
 				capacity += tokens.V
 			}
@@ -238,7 +238,7 @@ func (r *Raw) Load() *pool.Load {
 	if l.Known.Has(pool.KnowsWaiting) {
 		l.Waiting = int32(min(math.Round(waiting), math.MaxInt32))
 	}
-	l.KVCapacityTokens = int64(min(capacity, math.MaxInt32*1024)) * int64(max(1, r.Workers))
+	l.KVCapacityTokens = int64(capacity) * int64(max(1, r.Workers))
 	switch {
 	case plainN == 0:
 	case weighed:
@@ -266,15 +266,19 @@ func orNegative(v Value) float64 {
 	return -1
 }
 
+// maxCapacityTokens is more than any engine has room for, and little enough to add up.
+const maxCapacityTokens = 1 << 40
+
 // capacity is the engine's KV space in tokens.
 func (e *RawEngine) capacity() Value {
-	if e.KVTokens.Known {
-		return e.KVTokens
+	v := e.KVTokens
+	if !v.Known && e.BlockSize.Known && e.Blocks.Known {
+		v = known(e.BlockSize.V * e.Blocks.V)
 	}
-	if e.BlockSize.Known && e.Blocks.Known {
-		return known(e.BlockSize.V * e.Blocks.V)
+	if v.V < 1 || v.V > maxCapacityTokens {
+		return Value{}
 	}
-	return Value{}
+	return v
 }
 
 // sharesSpace reports whether the KV space of engine i is another's too: an engine before it has the same name under
