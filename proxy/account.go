@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"strconv"
+	"sync"
 	"time"
 
 	"kvgate/openai"
@@ -37,12 +38,23 @@ func (x *exchange) end(f *failure) {
 		// The answer is on its way. What the server makes of its own, empty one is not to follow it.
 		x.client.discard++
 	}
-	if h.opts.Sink != nil {
-		x.record(f)
-		h.opts.Sink.Observe(&x.rec)
-	}
+	x.report(f)
 	x.reset()
 	h.exchanges.Put(x)
+}
+
+// report hands the record over. A panic in whoever takes it is not to touch the answer, which is under way.
+func (x *exchange) report(f *failure) {
+	if x.h.opts.Sink == nil {
+		return
+	}
+	defer func() {
+		if v := recover(); v != nil {
+			x.h.panicked(v)
+		}
+	}()
+	x.record(f)
+	x.h.opts.Sink.Observe(&x.rec)
 }
 
 // record fills in the record of the request.
@@ -58,7 +70,7 @@ func (x *exchange) record(f *failure) {
 		ClientAddr:      text(x.ipBuf[:x.addrLen]),
 		Status:          x.status,
 		Attempts:        x.attempts[:min(x.attempt, len(x.attempts))],
-		Stream:          x.peek.Stream,
+		Stream:          x.wantsStream,
 		DecisionSeconds: x.deciding.Seconds(),
 		DurationSeconds: now.Sub(x.began).Seconds(),
 		BytesIn:         int64(x.bodyLen),
@@ -79,14 +91,14 @@ func (x *exchange) record(f *failure) {
 	if r.Status == 0 {
 		r.Status = out.Status()
 	}
-	r.Model = text(x.peek.Model)
+	r.Model = text(x.model)
 	if x.pool != nil {
 		r.Pool = x.pool.Name
 	}
 	if t := x.query.Target; t != nil && t.Adapter {
 		r.Adapter = t.Name
 	}
-	if !x.firstToken.IsZero() && x.peek.Stream {
+	if !x.firstToken.IsZero() && x.wantsStream {
 		r.TTFTSeconds = x.firstToken.Sub(x.began).Seconds()
 	}
 	if x.scanning {
@@ -175,12 +187,15 @@ func (x *exchange) learn() {
 
 // usage is what the answer says about tokens.
 func (x *exchange) usage() openai.Usage {
-	if x.resp.events {
+	if x.stream != nil {
 		u := x.stream.Usage()
 		if !u.HasInput && !u.HasOutput {
 			u = x.stream.Timings()
 		}
 		return u
+	}
+	if x.json == nil {
+		return openai.Usage{}
 	}
 	u := x.json.Usage()
 	if !u.HasInput && !u.HasOutput {
@@ -192,19 +207,26 @@ func (x *exchange) usage() openai.Usage {
 // reset forgets the request, so that the exchange keeps nothing alive that was the request's.
 func (x *exchange) reset() {
 	x.dropWriter()
-	x.body.release()
-	x.peek.Reset()
+	x.releaseRequest()
+	x.releaseScan()
 	x.ctx, x.client, x.target, x.path, x.raw, x.requestID = nil, nil, nil, nil, nil, nil
 	x.route = openai.Route{}
-	x.spliced, x.name, x.routes, x.pool, x.pinned, x.snapshot, x.held, x.inStream = nil, nil, nil, nil, nil, nil, nil, nil
+	x.name, x.routes, x.pool, x.pinned, x.snapshot, x.held, x.inStream = nil, nil, nil, nil, nil, nil, nil
 	x.query = scoring.Request{}
 	x.decision = scoring.Decision{}
 	x.resp = response{}
 	x.bodyLen, x.ipLen, x.addrLen = 0, 0, 0
 	x.attempt, x.status, x.bytesOut, x.deciding = 0, 0, 0, 0
-	x.retryTaken, x.scanning, x.chunkedOut, x.committed, x.debug = false, false, false, false, false
+	x.wantsStream, x.retryTaken, x.scanning, x.chunkedOut, x.committed, x.debug = false, false, false, false, false, false
 	x.firstToken, x.sentAt = time.Time{}, time.Time{}
 	x.rec = telemetry.Record{}
+	if cap(x.prefix) > 256 {
+		x.prefix = nil
+	}
+	if cap(x.model) > 256 {
+		x.model = nil
+	}
+	x.model = x.model[:0]
 }
 
 // answerFailure answers a request that failed before a byte of an answer was sent.
@@ -325,14 +347,56 @@ func appendStatusLine(b []byte, status int, reason []byte) []byte {
 	return append(b, "\r\n"...)
 }
 
+// What only a part of a request's life needs is on loan for that part, so that a long stream holds little.
+var (
+	peekPool   = sync.Pool{New: func() any { return new(openai.Request) }}
+	streamPool = sync.Pool{New: func() any { return new(openai.Stream) }}
+	jsonPool   = sync.Pool{New: func() any { return new(openai.JSONScan) }}
+)
+
+// commit notes that a byte of an answer goes to the client. There is no other attempt after that, so the request itself is
+// no longer needed.
+func (x *exchange) commit() {
+	if !x.committed {
+		x.committed = true
+		x.releaseRequest()
+	}
+}
+
+// releaseRequest gives back the memory of the request's body and of what was found in it.
+func (x *exchange) releaseRequest() {
+	if x.peek == nil {
+		return
+	}
+	x.peek.Reset()
+	peekPool.Put(x.peek)
+	x.peek, x.name, x.spliced = nil, nil, nil
+	x.body.release()
+}
+
+// releaseScan gives back what reads along answers.
+func (x *exchange) releaseScan() {
+	if x.stream != nil {
+		streamPool.Put(x.stream)
+		x.stream = nil
+	}
+	if x.json != nil {
+		jsonPool.Put(x.json)
+		x.json = nil
+	}
+}
+
 // startScan begins to read along the answer, if there is anything in it to read.
 func (x *exchange) startScan() {
+	x.releaseScan() // an earlier attempt's
 	x.scanning = !x.resp.encoded && (x.resp.events || x.resp.json)
 	switch {
 	case !x.scanning:
 	case x.resp.events:
+		x.stream = streamPool.Get().(*openai.Stream)
 		x.stream.Reset()
 	default:
+		x.json = jsonPool.Get().(*openai.JSONScan)
 		x.json.Reset()
 	}
 }
@@ -352,7 +416,7 @@ func (x *exchange) scan(data []byte) {
 	// The first token, or the first byte of an answer that shows none.
 	x.firstToken = time.Now()
 	x.booking.FirstToken()
-	if x.peek.Stream && x.resp.events && x.pinned == nil {
+	if x.wantsStream && x.resp.events && x.pinned == nil {
 		x.pool.Policy.FirstToken(&x.decision, x.firstToken.Sub(x.sentAt))
 	}
 }

@@ -65,7 +65,7 @@ func (x *exchange) forward(ep *endpoint) *failure {
 	now := time.Now()
 	x.sentAt = now
 	firstToken := never
-	if x.peek.Stream {
+	if x.wantsStream {
 		firstToken = after(now, x.pool.Timeouts.FirstToken)
 	}
 	until := earlier(firstToken, x.deadline)

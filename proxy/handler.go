@@ -288,20 +288,21 @@ type exchange struct {
 	ipLen       int
 	addrLen     int
 
-	body     requestBody
-	bodyLen  int
-	spliced  []byte // the body with another model in it; nil: body as it is
-	peek     openai.Request
-	name     []byte // the model's name at the endpoints
-	routes   *Routes
-	pool     *PoolOptions
-	query    scoring.Request
-	prefix   []uint64                       // memory for query.Prefix
-	parts    [openai.MaxPromptRanges][]byte // of the prompt, in the body
-	decision scoring.Decision
-	pinned   *pool.Endpoint // where the stored response is that this is about; nil: anywhere
-	snapshot *pool.Snapshot
-	booking  pool.Booking
+	body        requestBody
+	bodyLen     int
+	spliced     []byte          // the body with another model in it; nil: body as it is
+	peek        *openai.Request // nil once an answer is under way
+	name        []byte          // the model's name at the endpoints
+	model       []byte          // as the client wrote it; memory of the exchange
+	wantsStream bool
+	routes      *Routes
+	pool        *PoolOptions
+	prefix      []uint64 // memory of query.Prefix
+	query       scoring.Request
+	decision    scoring.Decision
+	pinned      *pool.Endpoint // where the stored response is that this is about; nil: anywhere
+	snapshot    *pool.Snapshot
+	booking     pool.Booking
 
 	attempt    int
 	attempts   [scoring.MaxTried + 1]telemetry.Attempt
@@ -313,10 +314,10 @@ type exchange struct {
 	resp       response
 	held       *heldAnswer // of an earlier attempt, to fall back on
 
-	stream     openai.Stream
-	json       openai.JSONScan
-	scanning   bool     // one of them reads along
-	inStream   *failure // what the endpoint said went wrong within an answer that was relayed whole
+	stream     *openai.Stream   // nil until there is a stream to read
+	json       *openai.JSONScan // likewise
+	scanning   bool             // one of them reads along
+	inStream   *failure         // what the endpoint said went wrong within an answer that was relayed whole
 	firstToken time.Time
 	timer      *time.Timer // clears pending tokens of a request that shows no first token
 	timerAt    atomic.Int64
@@ -386,6 +387,7 @@ func (x *exchange) handle() *failure {
 // begin takes the facts of ctx that cost nothing.
 func (x *exchange) begin(ctx *fasthttp.RequestCtx) {
 	x.ctx = ctx
+	x.peek = peekPool.Get().(*openai.Request)
 	x.client = asClientConn(ctx.Conn())
 	x.began = time.Now()
 	x.lease.reset()
@@ -468,10 +470,11 @@ func (x *exchange) read() *failure {
 	var err error
 	switch route.Kind {
 	case openai.KindJSON:
-		err = openai.Peek(route.API, x.body.bytes(), &x.peek)
+		err = openai.Peek(route.API, x.body.bytes(), x.peek)
 	case openai.KindMultipart:
-		err = openai.PeekMultipart(route.API, text(x.ctx.Request.Header.ContentType()), x.body.bytes(), &x.peek)
+		err = openai.PeekMultipart(route.API, text(x.ctx.Request.Header.ContentType()), x.body.bytes(), x.peek)
 	}
+	x.wantsStream = x.peek.Stream
 	if err != nil {
 		f := &failure{outcome: BadRequest, message: err.Error()}
 		if be, ok := errors.AsType[*openai.BodyError](err); ok {
@@ -503,6 +506,7 @@ func (x *exchange) resolve() *failure {
 		return x.resolveStored()
 	}
 	x.name = x.peek.Model
+	x.model = append(x.model[:0], x.peek.Model...)
 	if to, ok := x.routes.aliases[string(x.name)]; ok {
 		x.name = []byte(to)
 		if f := x.splice(); f != nil {
@@ -535,6 +539,9 @@ func (x *exchange) resolve() *failure {
 	if x.peek.HasPriority {
 		q.Priority = int8(min(max(x.peek.Priority, -128), 127))
 	}
+	if x.pool.Policy.NeedsPrefix() {
+		x.hashPrompt(target)
+	}
 	switch {
 	case len(x.peek.SessionID) > 0:
 		q.Session = pool.HashName(x.peek.SessionID)
@@ -543,29 +550,21 @@ func (x *exchange) resolve() *failure {
 	case len(x.peek.User) > 0:
 		q.Session = pool.HashName(x.peek.User)
 	}
-	if x.pool.Policy.NeedsPrefix() {
-		x.hashPrompt()
-	}
 	return nil
 }
 
-// hashPrompt gives the policy the hashes by which it knows where the prompt's beginning is cached.
-func (x *exchange) hashPrompt() {
-	body := x.body.bytes()
-	n := 0
-	for _, r := range x.peek.Prompts() {
-		x.parts[n] = r.Of(body)
-		n++
-	}
-	if n == 0 {
-		return
+// hashPrompt hashes the prompt's blocks, as they stand in the body, so that the policy can look for who holds them.
+func (x *exchange) hashPrompt(target *pool.Target) {
+	var parts [openai.MaxPromptRanges][]byte
+	ranges := x.peek.Prompts()
+	for i, r := range ranges {
+		parts[i] = r.Of(x.body.bytes())
 	}
 	salt := x.peek.CacheSalt
-	if len(salt) == 0 {
-		salt = x.peek.ExtraKey
+	if len(x.peek.ExtraKey) > 0 { // Slow path: SGLang's second salt
+		salt = append(append([]byte(nil), salt...), x.peek.ExtraKey...)
 	}
-	x.prefix = scoring.HashPrefix(x.prefix[:0], scoring.PrefixSeed(x.query.Target, salt), x.parts[:n]...)
-	clear(x.parts[:n])
+	x.prefix = scoring.HashPrefix(x.prefix[:0], scoring.PrefixSeed(target, salt), parts[:len(ranges)]...)
 	x.query.Prefix = x.prefix
 }
 
@@ -620,7 +619,7 @@ func (x *exchange) choose() *failure {
 	if x.attempt == 0 && x.client != nil {
 		x.client.edge.watch.watch(x.client, &x.lease) // ended in end
 	}
-	if !x.peek.Stream {
+	if !x.wantsStream {
 		x.predictFirstToken()
 	}
 	return nil

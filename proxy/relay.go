@@ -232,7 +232,7 @@ func (x *exchange) relay(ep *endpoint, firstToken time.Time) *failure {
 		}
 		x.bytesOut += int64(len(data))
 		x.scan(data)
-		if x.peek.Stream && t.Idle > 0 {
+		if x.wantsStream && t.Idle > 0 {
 			until = earlier(time.Now().Add(t.Idle), x.deadline)
 		} else {
 			until = x.deadline
@@ -312,7 +312,7 @@ func (x *exchange) flushBody() *failure {
 		x.dropWriter()
 		return nil
 	}
-	x.committed = true
+	x.commit()
 	_, err := x.client.send(x.out.b)
 	x.dropWriter()
 	return x.clientFailure(err)
@@ -320,7 +320,7 @@ func (x *exchange) flushBody() *failure {
 
 // sendBuffers sends vec3.
 func (x *exchange) sendBuffers() *failure {
-	x.committed = true
+	x.commit()
 	x.bufs = x.vec3[:]
 	err := x.client.sendBuffers(&x.bufs)
 	x.vec3 = [3][]byte{}

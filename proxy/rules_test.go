@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"kvgate/pool"
+	"kvgate/scoring"
 )
 
 // What goes on to an endpoint: order and bytes of the client's fields, without those that are not for it.
@@ -279,5 +280,42 @@ func TestOutcomes(t *testing.T) {
 	slices.Sort(words)
 	if len(slices.Compact(words)) != int(numOutcomes) {
 		t.Errorf("words are shared: %v", words)
+	}
+}
+
+// A policy that asks for prefixes gets them: one prompt keeps going to one endpoint, others to others.
+func TestPromptsAreHashed(t *testing.T) {
+	mocks := []*mock{newMock(t, chat), newMock(t, chat), newMock(t, chat), newMock(t, chat)}
+	p, err := scoring.New(scoring.Config{Name: "consistent_hash"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := newGate(t, mocks, withPool(func(o *PoolOptions) { o.Policy = p }))
+	used := func() (n int) {
+		for _, m := range mocks {
+			if m.requests.Load() > 0 {
+				n++
+			}
+		}
+		return n
+	}
+	ask := func(i int) {
+		t.Helper()
+		body := fmt.Sprintf(`{"model":"m","messages":[{"role":"user","content":"%s"}]}`, strings.Repeat(fmt.Sprint("prompt ", i, " "), 200))
+		if a := g.do(body); a.StatusCode != 200 {
+			t.Fatalf("%d %s", a.StatusCode, a.body)
+		}
+	}
+	for range 10 {
+		ask(1)
+	}
+	if n := used(); n != 1 {
+		t.Errorf("one prompt went to %d endpoints", n)
+	}
+	for i := range 40 {
+		ask(i)
+	}
+	if n := used(); n != len(mocks) {
+		t.Errorf("40 prompts went to %d endpoints of %d", n, len(mocks))
 	}
 }
