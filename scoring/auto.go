@@ -154,8 +154,20 @@ func (p *Policy) auto(sc *scratch, rec *recorder) (d Decision, version uint64, e
 		slowStart:  p.slowStart,
 	}
 
+	// plain says that state, size, ejection and backpressure are all that can keep this request from a row.
+	plain := rec == nil && c.tries == 0 && (c.target.MinModelLen == 0 || int64(c.least) <= c.target.MinModelLen)
+	all := c.snapshot.Rows
+	best := float32(math.MaxFloat32)
 	for i, ri := range rows {
-		r := &c.snapshot.Rows[ri]
+		r := &all[ri]
+		versions[i] = r.Version() // before the counters are read
+		if plain && r.State&pool.Unroutable == 0 && (r.KVCapacity >= c.least || r.KVCapacity == 0) &&
+			r.EjectedUntil() <= c.now && r.BusyUntil() <= c.now {
+			// Fast path: no filter objects.
+			cost[i] = x.of(r, nil)
+			best = min(best, cost[i])
+			continue
+		}
 		t, f := c.judge(r)
 		if rec != nil {
 			rec.judged(c, ri, t, f)
@@ -164,17 +176,17 @@ func (p *Policy) auto(sc *scratch, rec *recorder) (d Decision, version uint64, e
 			cost[i] = math.MaxFloat32
 			continue
 		}
-		versions[i] = r.Version() // before the counters are read
 		cost[i] = x.of(r, rec.termsOf(ri)) + tierCost[t]
+		best = min(best, cost[i])
 	}
 
-	longest := 0 // blocks of the prompt that somebody holds
+	longest, held := 0, int32(0) // blocks and tokens of the prompt that somebody holds
 	for _, m := range c.matched {
 		i, ok := slices.BinarySearch(rows, m.row)
 		if !ok || cost[i] == math.MaxFloat32 {
 			continue
 		}
-		longest = max(longest, m.blocks)
+		longest, held = max(longest, m.blocks), max(held, m.tokens)
 		r := &c.snapshot.Rows[m.row]
 		saved := (1 + x.w.OwnWork) * float32(m.tokens)
 		if s, _ := r.Learned(); s != 0 {
@@ -184,12 +196,13 @@ func (p *Policy) auto(sc *scratch, rec *recorder) (d Decision, version uint64, e
 			saved /= r.Weight
 		}
 		cost[i] -= saved
+		best = min(best, cost[i])
 		if rec != nil {
 			rec.cached(m)
 		}
 	}
 
-	margin := x.w.MarginTokens + x.w.MarginShare*float32(c.prompt)
+	margin := x.w.MarginTokens + x.w.MarginShare*float32(c.prompt-held)
 	var key uint64 // what rendezvous hashing hashes: the first thing that nobody holds
 	if len(c.req.Prefix) > longest {
 		key = c.req.Prefix[longest]
@@ -198,27 +211,37 @@ func (p *Policy) auto(sc *scratch, rec *recorder) (d Decision, version uint64, e
 		if !p.adapterPrices(sc, &x, cost, rec) {
 			key = a
 		}
-	}
-
-	best := float32(math.MaxFloat32)
-	for _, v := range cost {
-		best = min(best, v)
+		best = float32(math.MaxFloat32)
+		for _, v := range cost {
+			best = min(best, v)
+		}
 	}
 	if best == math.MaxFloat32 {
 		return d, 0, c.nothing()
 	}
+	// One pass finds the two least costs and, if there is a key, its first choice within the margin.
 	pick := -1
-	if key != 0 {
-		highest := uint64(0)
-		for i, v := range cost {
-			if v <= best+margin {
-				if h := pool.Rendezvous(c.snapshot.Rows[rows[i]].Endpoint.IDHash, key); pick < 0 || h > highest {
-					pick, highest = i, h
-				}
+	least, second := -1, -1
+	leastCost, secondCost := float32(math.MaxFloat32), float32(math.MaxFloat32)
+	highest := uint64(0)
+	limit := best + margin
+	for i, v := range cost {
+		if v < secondCost {
+			if second, secondCost = i, v; v < leastCost {
+				second, secondCost, least, leastCost = least, leastCost, i, v
 			}
 		}
-	} else {
+		if v <= limit && key != 0 {
+			if h := pool.Rendezvous(all[rows[i]].Endpoint.IDHash, key); pick < 0 || h > highest {
+				pick, highest = i, h
+			}
+		}
+	}
+	if key == 0 {
 		pick = p.uniformMin(cost, best)
+	}
+	if pick != least {
+		second = least
 	}
 
 	c.tier = tierGood
@@ -237,8 +260,8 @@ func (p *Policy) auto(sc *scratch, rec *recorder) (d Decision, version uint64, e
 	}
 	d = p.decide(c, int(ri), cached)
 	d.Cost = cost[pick]
-	if i := runnerUp(cost, pick); i >= 0 {
-		d.RunnerUp, d.RunnerUpCost = c.snapshot.Rows[rows[i]].Endpoint, cost[i]
+	if second >= 0 {
+		d.RunnerUp, d.RunnerUpCost = all[rows[second]].Endpoint, cost[second]
 	}
 	if rec != nil {
 		rec.costs(c, cost)
@@ -268,15 +291,4 @@ func (p *Policy) uniformMin(cost []float32, best float32) int {
 			n--
 		}
 	}
-}
-
-// runnerUp returns the position with the least cost besides pick, or -1.
-func runnerUp(cost []float32, pick int) int {
-	second := -1
-	for i, v := range cost {
-		if i != pick && v < math.MaxFloat32 && (second < 0 || v < cost[second]) {
-			second = i
-		}
-	}
-	return second
 }
