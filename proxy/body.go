@@ -12,24 +12,34 @@ const (
 	// then grows fourfold as bytes come.
 	firstBodyBytes = 64 << 10
 
-	minBodyClass = 11 // 2 KiB
-	maxBodyClass = 26 // 64 MiB; larger buffers aren't pooled
+	maxBodyClass = 60 // 64 MiB; larger buffers aren't pooled
 )
 
 var errBudget = &rejection{code: "saturated", status: 429, reason: "too many request bytes are in flight"}
 
-// bodyPools hold buffers by size: the pool of class k holds those of 1<<k bytes. The
-// collector empties them when they aren't used.
+// bodyPools hold buffers by size. The collector empties them when they aren't used.
 var bodyPools [maxBodyClass + 1]sync.Pool
 
-// A bodyBuffer is one pooled buffer. b has a capacity of 1<<class.
+// A bodyBuffer is one pooled buffer, as long as its class says.
 type bodyBuffer struct {
 	b     []byte
 	class int
 }
 
+// There are four classes to each doubling, so that a buffer is at most a quarter
+// larger than what it was asked for: 2, 2.5, 3, 3.5, 4, 5… KiB.
+func classBytes(class int) int { return (4 + class&3) << (9 + class>>2) }
+
+// doubled is how many classes further buffers have twice the size.
+const doubled = 4
+
+// bodyClass returns the class of the smallest buffers for n bytes.
 func bodyClass(n int64) int {
-	return max(minBodyClass, bits.Len64(uint64(max(n, 1)-1)))
+	if n <= 2<<10 {
+		return 0
+	}
+	shift := bits.Len64(uint64(n-1)) - 3 // n-1 is 4 to 7 times 1<<shift, and a bit
+	return (shift-9)*doubled + int(uint64(n-1)>>shift) - 4 + 1
 }
 
 func getBodyBuffer(class int) *bodyBuffer {
@@ -38,7 +48,7 @@ func getBodyBuffer(class int) *bodyBuffer {
 			return v.(*bodyBuffer)
 		}
 	}
-	return &bodyBuffer{b: make([]byte, 1<<class), class: class}
+	return &bodyBuffer{b: make([]byte, classBytes(class)), class: class}
 }
 
 func putBodyBuffer(b *bodyBuffer) {
@@ -102,10 +112,11 @@ func readBody(ctx *fasthttp.RequestCtx, b *budget, r *requestBody) *rejection {
 // grow moves the body into a buffer of the class and reports whether the budget had
 // room for it.
 func (r *requestBody) grow(class int) bool {
-	if !r.budget.acquire(1 << class) {
+	size := int64(classBytes(class))
+	if !r.budget.acquire(size) {
 		return false
 	}
-	r.held += 1 << class
+	r.held += size
 	buf := getBodyBuffer(class)
 	if old := r.buf; old != nil {
 		copy(buf.b, old.b[:r.n])

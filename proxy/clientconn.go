@@ -92,8 +92,8 @@ const (
 	readBufferBytes = 40 << 10
 	readBufferSlack = 64
 
-	minInputClass = 12 // 4 KiB
-	maxInputClass = 16 // 64 KiB: a larger body is read into a buffer of its own
+	minInputClass = 4  // 4 KiB
+	maxInputClass = 20 // 64 KiB: a larger body is read into a buffer of its own
 
 	maxEmptyLines     = 4         // CR LFs before a request line (RFC 9112 2.2 asks for one at least)
 	maxExtensionBytes = 16 << 10  // chunk extensions of one body together
@@ -318,7 +318,7 @@ func (c *clientConn) readLength(r *requestBody) *rejection {
 	c.left -= int64(r.n)
 	c.body = int64(r.n)
 	for c.left > 0 {
-		if r.n == len(r.buf.b) && !r.grow(min(r.buf.class+2, bodyClass(declared))) {
+		if r.n == len(r.buf.b) && !r.grow(min(r.buf.class+2*doubled, bodyClass(declared))) {
 			return errBudget
 		}
 		// No further than this body's end: what follows is another request.
@@ -339,7 +339,7 @@ func (c *clientConn) readChunked(r *requestBody) *rejection {
 		return errBudget
 	}
 	for c.phase != inHead {
-		if r.n == len(r.buf.b) && !r.grow(r.buf.class+2) {
+		if r.n == len(r.buf.b) && !r.grow(r.buf.class+2*doubled) {
 			return errBudget
 		}
 		space := r.buf.b[r.n:]
@@ -580,7 +580,7 @@ func (c *clientConn) freeInput() {
 // inputClass is the size of buffer that would have held the last request, head and
 // body, or the usual one if that is more than a buffer should hold.
 func (c *clientConn) inputClass() int {
-	if n := int64(c.size) + c.body; n <= 1<<maxInputClass {
+	if n := int64(c.size) + c.body; n <= int64(classBytes(maxInputClass)) {
 		return max(minInputClass, bodyClass(n))
 	}
 	return minInputClass
@@ -594,7 +594,7 @@ func (c *clientConn) fill() error {
 	} else if c.w == len(c.in.b) {
 		in := c.in
 		if c.r == 0 {
-			in = getBodyBuffer(in.class + 1)
+			in = getBodyBuffer(in.class + doubled)
 		}
 		c.w = copy(in.b, c.buffered())
 		c.r = 0
