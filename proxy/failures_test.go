@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -80,6 +81,7 @@ func TestClientGone(t *testing.T) {
 			m := newMock(t, p.serve)
 			g := newGate(t, []*mock{m, newMock(t, p.serve)})
 			const n = 20
+			var took []time.Duration
 			for range n {
 				before := m.requests.Load() + g.mocks[1].requests.Load()
 				c := g.dial()
@@ -92,18 +94,19 @@ func TestClientGone(t *testing.T) {
 				}
 				left := time.Now()
 				c.Close()
+				var at time.Time
 				select {
-				case at := <-m.closed:
-					if at.Sub(left) > time.Second {
-						t.Errorf("the endpoint saw the end after %v", at.Sub(left))
-					}
-				case at := <-g.mocks[1].closed:
-					if at.Sub(left) > time.Second {
-						t.Errorf("the endpoint saw the end after %v", at.Sub(left))
-					}
+				case at = <-m.closed:
+				case at = <-g.mocks[1].closed:
 				case <-time.After(10 * time.Second):
 					t.Fatal("the endpoint was not told")
 				}
+				took = append(took, at.Sub(left))
+			}
+			slices.Sort(took)
+			t.Logf("the endpoint saw the end after %v (median), %v (at most)", took[n/2], took[n-1])
+			if took[n-1] > 2*time.Second {
+				t.Errorf("that is too late")
 			}
 			g.booked(0)
 			for _, r := range g.sink.wait(t, n) {
@@ -602,4 +605,110 @@ func setBacklog(ln net.Listener, n int) error {
 	var lerr error
 	err = rc.Control(func(fd uintptr) { lerr = syscall.Listen(int(fd), n) })
 	return errors.Join(err, lerr)
+}
+
+// Fault 29: a client that takes nothing of its answer does not keep the endpoint busy for ever.
+func TestSlowReader(t *testing.T) {
+	m := newMock(t, func(c *call) {
+		c.sse()
+		for !c.done {
+			c.event(`{"choices":[{"delta":{"content":"` + strings.Repeat("x", 8000) + `"}}]}`)
+		}
+		m := c.m
+		m.closed <- time.Now()
+	})
+	g := newGate(t, []*mock{m}, withOptions(func(_ *Options, s *ServerOptions) { s.WriteTimeout = 150 * time.Millisecond }))
+	c := g.dial()
+	if tc, ok := c.Conn.(*net.TCPConn); ok {
+		tc.SetReadBuffer(4 << 10)
+	}
+	c.send(post(chatPath, streamBody))
+	select {
+	case <-m.closed:
+	case <-time.After(15 * time.Second):
+		t.Fatal("the endpoint is still sending")
+	}
+	g.outcome(1, "client_gone")
+	g.booked(0)
+}
+
+// Faults 8 and 9: an error within a 200 goes through as it came, and counts against the endpoint if it is its fault.
+func TestErrorWithinAStream(t *testing.T) {
+	code := atomic.Int64{}
+	m := newMock(t, func(c *call) {
+		c.sse()
+		c.token("a")
+		c.event(fmt.Sprintf(`{"error":{"message":"x","type":"t","code":%d}}`, code.Load()))
+		c.event("[DONE]")
+		c.chunk("")
+	})
+	g := newGate(t, []*mock{m})
+	for i, want := range map[int64]int32{400: 0, 500: 1} {
+		code.Store(i)
+		a := g.do(streamBody)
+		if a.StatusCode != 200 || a.err != nil || !strings.HasSuffix(a.body, "data: [DONE]\n\n") || !strings.Contains(a.body, fmt.Sprint(i)) {
+			t.Errorf("%d %v %q", a.StatusCode, a.err, a.body)
+		}
+		ep := g.h.endpoints.all()[0]
+		eventually(t, "the failure to be judged", func() bool { return ep.health.failures.Load() >= want })
+		if i == 400 && ep.health.failures.Load() > 1 {
+			t.Error("a client's error counts against the endpoint")
+		}
+	}
+	for _, r := range g.sink.wait(t, 2) {
+		if r.Outcome != "endpoint_status" || r.Error == "" || r.Status != 200 {
+			t.Errorf("%s %d %q", r.Outcome, r.Status, r.Error)
+		}
+	}
+}
+
+// An ejected endpoint that still refuses connections stays out, and comes back once it takes them.
+func TestProbe(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := ln.Addr().String()
+	ln.Close()
+	good := newMock(t, chat)
+	g := newGate(t, []*mock{good}, withPool(func(o *PoolOptions) {
+		o.Health = HealthOptions{BasePause: 50 * time.Millisecond, MaxPause: 100 * time.Millisecond}
+	}))
+	if _, _, err := g.table.SetEndpoints("p", []pool.Spec{{Pool: "p", URL: good.url()}, {Pool: "p", URL: "http://" + addr}}, g.now()); err != nil {
+		t.Fatal(err)
+	}
+	var bad *pool.Endpoint
+	for _, r := range g.table.Load().Rows {
+		if r.Endpoint.Address == addr {
+			bad = r.Endpoint
+		}
+	}
+	eventually(t, "the ejection", func() bool { g.do(plainBody); return bad.EjectedUntil() > g.now() })
+	ep := g.h.endpoints.get(bad)
+	eventually(t, "probes that fail", func() bool { return ep.health.ejections.Load() >= 3 })
+	if bad.EjectedUntil() <= g.now() {
+		t.Error("it was readmitted though it refuses connections")
+	}
+	if ln, err = net.Listen("tcp", addr); err != nil {
+		t.Skip("the port is taken by now:", err)
+	}
+	back := startMock(t, ln, chat)
+	eventually(t, "the endpoint to get requests again", func() bool { g.do(plainBody); return back.requests.Load() > 0 })
+	eventually(t, "the ejections to be forgiven", func() bool { g.do(plainBody); return ep.health.ejections.Load() == 0 })
+}
+
+// Requests that are pipelined are answered in order, errors and refusals among them.
+func TestPipelining(t *testing.T) {
+	m := newMock(t, chat)
+	g := newGate(t, []*mock{m})
+	c := g.dial().send(post(chatPath, plainBody) + post(chatPath, `{"model":"none","messages":[]}`) + post(chatPath, streamBody) +
+		"GET /v1/models HTTP/1.1\r\nHost: g\r\n\r\n" + post(chatPath, plainBody) + "BAD\r\n\r\n")
+	for i, want := range []int{200, 404, 200, 200, 200, 400} {
+		if a := c.read(); a.StatusCode != want || a.err != nil {
+			t.Errorf("answer %d: %d %v %q; want %d", i, a.StatusCode, a.err, a.body, want)
+		}
+	}
+	if _, err := c.br.ReadByte(); err != io.EOF {
+		t.Errorf("then %v; want the end", err)
+	}
 }

@@ -105,7 +105,8 @@ func (x *exchange) hold() *failure {
 	return nil
 }
 
-// elsewhere reports whether another endpoint might take the request: a look before it is given up here.
+// elsewhere reports whether another endpoint might take the request: a look before it is given up here. One that asked to
+// be left alone does not count, or an overload would be doubled by moving on from it.
 func (x *exchange) elsewhere() bool {
 	t := x.query.Target
 	if t == nil || x.pinned != nil || !x.attemptsLeft() {
@@ -114,7 +115,7 @@ func (x *exchange) elsewhere() bool {
 	now := x.h.opts.Now()
 	for _, i := range t.Rows {
 		row := &x.snapshot.Rows[i]
-		if row.Endpoint != x.decision.Endpoint && row.Healthy(now) && !x.tried(row.Endpoint) {
+		if row.Endpoint != x.decision.Endpoint && row.Healthy(now) && row.BusyUntil() <= now && !x.tried(row.Endpoint) {
 			return true
 		}
 	}
