@@ -22,14 +22,14 @@ demo: build ## four simulated GPU servers and kvgate: round robin against kvgate
 
 .PHONY: test
 test: ## all tests, without a C compiler
-	$(GO) test ./...
+	$(GO) test $(TESTFLAGS) ./...
 
 .PHONY: check
 check: lint test ## lint and test: run it before you push
 
 .PHONY: race
 race: ## all tests under the race detector, in random order (needs a C compiler)
-	CGO_ENABLED=1 $(GO) test -race -shuffle=on ./...
+	CGO_ENABLED=1 $(GO) test -race -shuffle=on $(TESTFLAGS) ./...
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (20s) each

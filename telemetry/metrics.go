@@ -168,7 +168,7 @@ func (m *Metrics) Observe(r *Record) {
 		p.decision.Observe(r.DecisionSeconds)
 	}
 	s.duration.Observe(r.DurationSeconds)
-	if r.TTFTSeconds > 0 {
+	if r.TTFTSeconds > 0 && r.Status < 400 {
 		s.firstToken.Observe(r.TTFTSeconds)
 	}
 	if !r.UsageKnown {

@@ -94,7 +94,11 @@ func serve(ctx context.Context, e *env, file string, o gateway.Options) error {
 	case err != nil:
 		return err
 	case res.Forced:
-		return exitError{exitForced, fmt.Errorf("stopped at once; %d requests were cut off", res.Cut)}
+		were := "were"
+		if res.Cut == 1 {
+			were = "was"
+		}
+		return exitError{exitForced, fmt.Errorf("stopped at once; %s %s cut off", count(res.Cut, "request"), were)}
 	}
 	return nil
 }

@@ -30,7 +30,7 @@ var allowed = map[string]string{
 	"internal/cli":      "*",
 	"internal/demo":     "*",
 	"bench":             "*",
-	"test":              "*",
+	"test":             "*",
 }
 
 // only says who alone may import a package from outside, tests aside.
