@@ -74,8 +74,10 @@ func TestKeepStaysUp(t *testing.T) {
 	var out screen
 	done := make(chan error, 1)
 	go func() {
-		_, err := Run(ctx, Options{Out: &out, Color: true, Length: 300 * time.Millisecond, PerSecond: 10, Policies: []string{"auto"}, Keep: true,
-			Listen: "127.0.0.1:0", AdminAddr: "127.0.0.1:0"})
+		_, err := Run(ctx, Options{
+			Out: &out, Color: true, Length: 300 * time.Millisecond, PerSecond: 10, Policies: []string{"auto"}, Keep: true,
+			Listen: "127.0.0.1:0", AdminAddr: "127.0.0.1:0",
+		})
 		done <- err
 	}()
 	models := regexp.MustCompile(`curl -s (http://127\.0\.0\.1:\d+/v1/models)`)
