@@ -210,6 +210,9 @@ const maxLooks = 8
 // and the booking nobody else books on it: a choice that lost that race looks again, so a burst spreads though every
 // request of it reads the same snapshot. It does not allocate.
 func (p *Policy) Choose(req *Request, s *pool.Snapshot, now pool.Instant, b *pool.Booking) (Decision, error) {
+	if req.Target == nil {
+		return Decision{}, ErrNoEndpoints
+	}
 	sc := p.scratch.Get().(*scratch)
 	defer p.release(sc)
 	for look := int8(1); ; look++ {
