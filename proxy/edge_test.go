@@ -260,3 +260,39 @@ func (c *scriptedConn) SetWriteDeadline(time.Time) error { return nil }
 type goneCounter struct{ n atomic.Int32 }
 
 func (g *goneCounter) clientGone() { g.n.Add(1) }
+
+// waitFor waits until cond holds, and fails t if it doesn't in a time no machine is
+// too slow for.
+func waitFor(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !cond(); {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain: %s", what)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// watchedPair is a clientConn with a real socket under it.
+func watchedPair(t testing.TB) (*clientConn, *watcher) {
+	t.Helper()
+	w, err := newWatcher(false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tcp, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln := newListener(tcp, newEdge(edgeOptions{}, w))
+	peer, err := net.Dial("tcp4", tcp.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { peer.Close(); c.Close(); ln.Close(); w.close() })
+	return c.(*clientConn), w
+}

@@ -23,18 +23,6 @@ import (
 	"go.uber.org/zap"
 )
 
-// waitFor waits until cond holds, and fails t if it doesn't in a time no machine is
-// too slow for.
-func waitFor(t testing.TB, what string, cond func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !cond(); {
-		if time.Now().After(end) {
-			t.Fatalf("waited in vain: %s", what)
-		}
-		time.Sleep(time.Millisecond)
-	}
-}
-
 // goneChan is a notifier that says so once.
 type goneChan chan struct{}
 
@@ -299,30 +287,6 @@ func selfSigned(t testing.TB) tls.Certificate {
 		t.Fatal(err)
 	}
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: k}
-}
-
-// watchedPair is a clientConn with a real socket under it.
-func watchedPair(t testing.TB) (*clientConn, *watcher) {
-	t.Helper()
-	w, err := newWatcher(false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tcp, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ln := newListener(tcp, newEdge(edgeOptions{}, w))
-	peer, err := net.Dial("tcp4", tcp.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := ln.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { peer.Close(); c.Close(); ln.Close(); w.close() })
-	return c.(*clientConn), w
 }
 
 func BenchmarkWatch(b *testing.B) {
