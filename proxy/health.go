@@ -149,6 +149,8 @@ func (h *Handler) tend() {
 			at := ep.health.probeAt.Load()
 			switch {
 			case at == 0:
+			case !inTable(h.table.Load(), ep.Endpoint): // discovery has dropped it
+				ep.health.probeAt.Store(0)
 			case at <= now && !ep.health.probing.Swap(true):
 				h.wg.Go(func() {
 					defer ep.health.probing.Store(false)
