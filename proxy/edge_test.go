@@ -296,3 +296,13 @@ func watchedPair(t testing.TB) (*clientConn, *watcher) {
 	t.Cleanup(func() { peer.Close(); c.Close(); ln.Close(); w.close() })
 	return c.(*clientConn), w
 }
+
+func dialEdge(t testing.TB, addr string) (net.Conn, *bufio.Reader) {
+	c, err := net.Dial("tcp4", addr)
+	if err != nil {
+		t.Error(err)
+		panic(err)
+	}
+	c.SetDeadline(time.Now().Add(time.Minute))
+	return c, bufio.NewReader(c)
+}

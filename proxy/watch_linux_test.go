@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bufio"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -237,16 +236,6 @@ func (g *taggedGone) clientGone() {
 	}
 	g.gone.Store(true)
 	g.alarms.Add(1)
-}
-
-func dialEdge(t testing.TB, addr string) (net.Conn, *bufio.Reader) {
-	c, err := net.Dial("tcp4", addr)
-	if err != nil {
-		t.Error(err)
-		panic(err)
-	}
-	c.SetDeadline(time.Now().Add(time.Minute))
-	return c, bufio.NewReader(c)
 }
 
 // A watch that begins after the client has left says so at once.
