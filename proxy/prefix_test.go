@@ -14,11 +14,8 @@ func TestConversationsStayWhereTheyAreCached(t *testing.T) {
 	var mocks []*mock
 	for range 4 {
 		mocks = append(mocks, newMock(t, func(c *call) {
-			c.sse()
-			c.token("one")
-			c.event(fmt.Sprintf(`{"id":"x","choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":3}}`, len(c.body)/4))
-			c.event("[DONE]")
-			c.chunk("")
+			// Not streamed: then no endpoint's speed is learned from how busy the machine is.
+			c.json(200, fmt.Sprintf(`{"id":"x","choices":[{"message":{"content":"one"}}],"usage":{"prompt_tokens":%d,"completion_tokens":3}}`, len(c.body)/4))
 		}))
 	}
 	policy, err := scoring.New(scoring.Config{Index: scoring.NewIndex(1 << 20)})
@@ -46,7 +43,7 @@ func TestConversationsStayWhereTheyAreCached(t *testing.T) {
 	}
 	turn := func(conversation, n int) string {
 		var b strings.Builder
-		fmt.Fprintf(&b, `{"model":"m","temperature":0.%d,"stream":true,"messages":[`, n)
+		fmt.Fprintf(&b, `{"model":"m","temperature":0.%d,"messages":[`, n)
 		for i := range n + 1 {
 			if i > 0 {
 				b.WriteByte(',')
