@@ -11,16 +11,27 @@ type View struct {
 
 // An EndpointView describes one endpoint.
 type EndpointView struct {
-	ID      string     `json:"id"`
-	URL     string     `json:"url"`
-	Pool    string     `json:"pool"`
-	Dialect string     `json:"dialect,omitempty"`
-	Healthy bool       `json:"healthy"`
-	State   []string   `json:"state,omitempty"` // draining, sleeping, not_ready, ejected, busy
-	Models  []string   `json:"models"`
-	Load    LoadView   `json:"load"`
-	Booked  BookedView `json:"booked"`
-	Error   string     `json:"error,omitempty"` // why the last scrape failed
+	ID      string   `json:"id"`
+	URL     string   `json:"url"`
+	Pool    string   `json:"pool"`
+	Dialect string   `json:"dialect,omitempty"`
+	Healthy bool     `json:"healthy"`
+	State   []string `json:"state,omitempty"` // draining, sleeping, not_ready, ejected, busy; down where scraping says so
+	Models  []string `json:"models"`          // that it says it serves, adapters included
+	// ServableAdapters are those of Models that are LoRA adapters, with the base model of each.
+	ServableAdapters []AdapterView `json:"servable_adapters,omitempty"`
+	// PrefillTokensPerSecond has been learned from traffic; absent when unknown.
+	PrefillTokensPerSecond *float64 `json:"prefill_tokens_per_second,omitempty"`
+
+	Load   LoadView   `json:"load"`
+	Booked BookedView `json:"booked"`
+	Error  string     `json:"error,omitempty"` // why the last scrape failed
+}
+
+// An AdapterView is an adapter that an endpoint serves.
+type AdapterView struct {
+	ID   string `json:"id"`
+	Base string `json:"base"`
 }
 
 // A LoadView is a [Load].
@@ -111,6 +122,9 @@ func (r *Row) View(now Instant) EndpointView {
 	if r.Served != nil {
 		for _, m := range r.Served.Models {
 			v.Models = append(v.Models, m.ID)
+			if m.Parent != "" {
+				v.ServableAdapters = append(v.ServableAdapters, AdapterView{m.ID, m.Parent})
+			}
 		}
 	}
 	for _, e := range l.Engines {
@@ -126,6 +140,9 @@ func (r *Row) View(now Instant) EndpointView {
 		v.Load.ScrapeAgeSeconds = new(max(0, now.Sub(r.ScrapedAt).Seconds()))
 		f := ForeignView(r.Foreign)
 		v.Load.Foreign = &f
+	}
+	if rate := r.Endpoint.PrefillTokensPerSecond.Load(); rate > 0 {
+		v.PrefillTokensPerSecond = &rate
 	}
 	slices.Sort(v.Models)
 	return v

@@ -525,47 +525,8 @@ func (x *exchange) resolve() *failure {
 		return f
 	}
 	x.pin()
-	q := &x.query
-	q.Target = target
-	q.PromptBytes = int32(min(x.peek.PromptBytes(), 1<<30))
-	if x.peek.PromptIsTokens {
-		q.PromptTokens, q.ExactPrompt = int32(min(x.peek.PromptTokens, 1<<30)), true
-	}
-	if x.peek.HasMaxTokens {
-		q.MaxTokens = int32(min(x.peek.MaxTokens, 1<<30))
-	}
-	q.N = int32(min(x.peek.Choices(), 1<<16))
-	q.Stream = x.peek.Stream
-	if x.peek.HasPriority {
-		q.Priority = int8(min(max(x.peek.Priority, -128), 127))
-	}
-	if x.pool.Policy.NeedsPrefix() {
-		x.hashPrompt(target)
-	}
-	switch {
-	case len(x.peek.SessionID) > 0:
-		q.Session = pool.HashName(x.peek.SessionID)
-	case len(x.peek.PromptCacheKey) > 0:
-		q.Session = pool.HashName(x.peek.PromptCacheKey)
-	case len(x.peek.User) > 0:
-		q.Session = pool.HashName(x.peek.User)
-	}
+	x.prefix = FillQuery(&x.query, &x.peek.Facts, x.body.bytes(), target, x.pool.Policy, x.prefix[:0])
 	return nil
-}
-
-// hashPrompt hashes the prompt's blocks, as they stand in the body, so that the policy can look for who holds them.
-func (x *exchange) hashPrompt(target *pool.Target) {
-	var parts [openai.MaxPromptRanges][]byte
-	ranges := x.peek.Prompts()
-	for i, r := range ranges {
-		parts[i] = r.Of(x.body.bytes())
-	}
-	salt := x.peek.CacheSalt
-	if len(x.peek.ExtraKey) > 0 { // Slow path: SGLang's second salt
-		salt = append(append([]byte(nil), salt...), x.peek.ExtraKey...)
-	}
-	x.prefix = scoring.HashPrefix(x.prefix[:0], scoring.PrefixSeed(target, salt), parts[:len(ranges)]...)
-	x.query.Prefix = x.prefix
 }
 
 func (x *exchange) usePool(name string) *failure {

@@ -23,6 +23,8 @@ type Options struct {
 	Table *pool.Table
 	// Now is the table's clock; required with Table.
 	Now func() pool.Instant
+	// Reachable reports whether an endpoint answered when it was last looked at; nil: all are.
+	Reachable func(*pool.Endpoint) bool
 	// MaxModels bounds how many names that clients made up become values of the model label (default 1000). Names that
 	// are configured or served are always shown.
 	MaxModels int
@@ -129,7 +131,7 @@ func New(o Options) *Metrics {
 	info.WithLabelValues(v.Version, v.Revision, v.GoVersion).Set(1)
 	m.registry.MustRegister(info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if o.Table != nil {
-		m.registry.MustRegister(newTableCollector(o.Table, o.Now))
+		m.registry.MustRegister(newTableCollector(&o))
 	}
 	return m
 }

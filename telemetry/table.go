@@ -10,6 +10,7 @@ import (
 type tableCollector struct {
 	table *pool.Table
 	now   func() pool.Instant
+	up    func(*pool.Endpoint) bool
 	descs map[*Definition]*prometheus.Desc
 }
 
@@ -18,8 +19,8 @@ var tableDefinitions = []*Definition{
 	EndpointRunning, EndpointForeign, ScrapeAge, SnapshotVersion, SnapshotEndpoints, SnapshotModels,
 }
 
-func newTableCollector(t *pool.Table, now func() pool.Instant) *tableCollector {
-	c := &tableCollector{t, now, make(map[*Definition]*prometheus.Desc)}
+func newTableCollector(o *Options) *tableCollector {
+	c := &tableCollector{o.Table, o.Now, o.Reachable, make(map[*Definition]*prometheus.Desc)}
 	for _, d := range tableDefinitions {
 		c.descs[d] = prometheus.NewDesc(d.Name, d.Help, d.Labels, nil)
 	}
@@ -57,7 +58,7 @@ func (c *tableCollector) Collect(ch chan<- prometheus.Metric) {
 		}
 		seen[id] = true
 		up := 0.0
-		if r.Healthy(now) {
+		if r.Healthy(now) && (c.up == nil || c.up(r.Endpoint)) {
 			up = 1
 		}
 		b, l := r.Booked(), r.Load

@@ -33,6 +33,8 @@ type Options struct {
 	Metrics http.Handler        // serves /metrics
 	Recent  *telemetry.Recent   // the last requests
 
+	// Down reports whether an endpoint did not answer when it was last looked at; nil: none is.
+	Down func(*pool.Endpoint) bool
 	// Missing lists what keeps the gateway from being ready; none is ready. It must not block.
 	Missing func() []string
 	// Reload loads the configuration again. It returns what it did, or an error whose text is for people.
@@ -242,19 +244,23 @@ func (s *Server) reload(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) snapshot(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, 200, View(s.o.Table, s.o.Now()))
+	writeJSON(w, 200, s.view())
 }
 
-// View is the table as /debug/snapshot shows it: with why the last scrape of each endpoint failed.
-func View(t *pool.Table, now pool.Instant) pool.View {
-	snap := t.Load()
-	v := snap.View(now)
+// view is the table, with why the last scrape of each endpoint failed.
+func (s *Server) view() pool.View {
+	snap := s.o.Table.Load()
+	v := snap.View(s.o.Now())
 	for i := range snap.Rows {
-		if err, failures := t.LastError(snap.Rows[i].Endpoint); err != nil {
-			v.Endpoints[i].Error = err.Error()
+		ep, e := snap.Rows[i].Endpoint, &v.Endpoints[i]
+		if err, failures := s.o.Table.LastError(ep); err != nil {
+			e.Error = err.Error()
 			if failures > 1 {
-				v.Endpoints[i].Error = fmt.Sprintf("%v (%d times in a row)", err, failures)
+				e.Error = fmt.Sprintf("%v (%d times in a row)", err, failures)
 			}
+		}
+		if s.o.Down != nil && s.o.Down(ep) {
+			e.Healthy, e.State = false, append(e.State, "down")
 		}
 	}
 	return v

@@ -5,11 +5,18 @@ import (
 
 	"kvgate/openai"
 	"kvgate/pool"
+	"kvgate/proxy"
 	"kvgate/scoring"
 )
 
 // Explain tells how a request with this body to this path would be decided now. It books nothing.
 func (g *Gateway) Explain(path string, body []byte) (scoring.Explanation, error) {
+	return Explain(g.table.Load(), g.now(), path, body, func(pool string) *scoring.Policy { return (*g.policies.Load())[pool] })
+}
+
+// Explain tells how a request with this body to this path is decided on s at now by its pool's policy; a pool without one
+// is an error.
+func Explain(s *pool.Snapshot, now pool.Instant, path string, body []byte, policy func(pool string) *scoring.Policy) (scoring.Explanation, error) {
 	route, ok := openai.FindRoute([]byte("POST"), []byte(path))
 	if !ok || route.Kind != openai.KindJSON {
 		return scoring.Explanation{}, fmt.Errorf("path %s: nothing is decided there; try /v1/chat/completions", path)
@@ -18,35 +25,16 @@ func (g *Gateway) Explain(path string, body []byte) (scoring.Explanation, error)
 	if err := openai.Peek(route.API, body, &peek); err != nil {
 		return scoring.Explanation{}, err
 	}
-	s := g.table.Load()
 	target := s.Target(peek.Model)
 	if target == nil {
-		return scoring.Explanation{}, fmt.Errorf("model %q: nobody serves it; see /debug/models", peek.Model)
+		return scoring.Explanation{}, fmt.Errorf("model %q: nobody serves it; kvgate models lists what is served", peek.Model)
 	}
 	name := s.Pools[target.Pool].Name
-	policy := (*g.policies.Load())[name]
-	if policy == nil {
+	p := policy(name)
+	if p == nil {
 		return scoring.Explanation{}, fmt.Errorf("pool %s is being set up; try again", name)
 	}
-	return policy.Explain(Query(&peek.Facts, target), s, g.now()), nil
-}
-
-// Query is the little of a request that decisions need to know.
-func Query(f *openai.Facts, target *pool.Target) *scoring.Request {
-	q := &scoring.Request{
-		Target: target, PromptBytes: int32(min(f.PromptBytes(), 1<<30)), N: int32(min(f.Choices(), 1<<16)), Stream: f.Stream,
-	}
-	if f.PromptIsTokens {
-		q.PromptTokens, q.ExactPrompt = int32(min(f.PromptTokens, 1<<30)), true
-	}
-	if f.HasMaxTokens {
-		q.MaxTokens = int32(min(f.MaxTokens, 1<<30))
-	}
-	for _, key := range [][]byte{f.SessionID, f.PromptCacheKey, f.User} {
-		if len(key) > 0 {
-			q.Session = pool.HashName(key)
-			break
-		}
-	}
-	return q
+	var q scoring.Request
+	proxy.FillQuery(&q, &peek.Facts, body, target, p, nil)
+	return p.Explain(&q, s, now), nil
 }

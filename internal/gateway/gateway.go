@@ -111,7 +111,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 		o: o, log: l.logger, logs: l, start: time.Now(),
 		learners: make(map[string]*scoring.Learner),
 		ready:    make(chan struct{}),
-		index:    scoring.NewIndex(0),
+		index:    scoring.NewIndex(int(cfg.Limits.PrefixIndexBytes)),
 	}
 	b, err := g.build(cfg)
 	if err != nil {
@@ -121,7 +121,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 	g.policies.Store(&b.policies)
 	// A page of observations is published at a time: with many endpoints, each by itself would copy the table too often.
 	g.table = pool.NewTable(b.pools, pool.Options{PublishEvery: publishEvery})
-	g.metrics = telemetry.New(telemetry.Options{Table: g.table, Now: g.now})
+	g.metrics = telemetry.New(telemetry.Options{Table: g.table, Now: g.now, Reachable: func(e *pool.Endpoint) bool { return !g.down(e) }})
 	g.metrics.SetReload(true, time.Now())
 	g.recent = telemetry.NewRecent(o.Recent)
 	if g.scrapers, err = metrics.NewManager(g.table, b.scrape); err != nil {
@@ -139,7 +139,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 		return nil, err
 	}
 	ao := admin.Options{
-		Table: g.table, Now: g.now, Metrics: g.metrics.Handler(), Recent: g.recent, Missing: g.missing,
+		Table: g.table, Now: g.now, Metrics: g.metrics.Handler(), Recent: g.recent, Down: g.down, Missing: g.missing,
 		Config: func() []byte { return config.Redacted(g.cfg.Load()) }, Explain: g.Explain,
 		Sources: func() any { return g.discovery.Status() }, MaxBodyBytes: int64(cfg.Limits.BodyBytes), Log: g.log,
 	}
@@ -399,6 +399,9 @@ func (g *Gateway) onState(e *pool.Endpoint, from, to metrics.State, err error) {
 	}
 	log("endpoint "+string(to), zap.String(telemetry.FieldEndpoint, e.ID), zap.String("from", string(from)), zap.String("to", string(to)), zap.Error(err))
 }
+
+// down reports whether e did not answer when it was last looked at.
+func (g *Gateway) down(e *pool.Endpoint) bool { return g.states.get(e) == metrics.StateDown }
 
 // modelNames are at most n names that are served, base models first.
 func modelNames(s *pool.Snapshot, n int) []string {

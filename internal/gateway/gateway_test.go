@@ -321,6 +321,12 @@ func TestEndpointsThatAreDownDoNotKeepItFromStarting(t *testing.T) {
 	if !strings.Contains(body, `"error":`) {
 		t.Errorf("the snapshot does not say why an endpoint is unknown: %s", body)
 	}
+	if strings.Count(body, `"healthy":true`) != 1 || !strings.Contains(body, `"down"`) {
+		t.Errorf("want one endpoint healthy and one down: %s", body)
+	}
+	if _, page := get(t, "http://"+g.AdminAddr()+"/metrics"); !strings.Contains(page, "kvgate_endpoint_up{endpoint=\"p/127.0.0.1:1\"} 0\n") {
+		t.Error("the endpoint that is down is up in the metrics")
+	}
 }
 
 func TestReloadIsAllOrNothing(t *testing.T) {

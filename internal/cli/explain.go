@@ -1,0 +1,120 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"kvgate/internal/gateway"
+	"kvgate/pool"
+	"kvgate/scoring"
+)
+
+func newExplain(e *env) *cobra.Command {
+	var a adminClient
+	var model, file, path, snapshot, policy string
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "explain [-m MODEL | --body FILE] [--snapshot FILE]",
+		Short: "Show where a request would go now, and why",
+		Long: `Show where a request would go now, and why: what each endpoint would cost and what that is made of. The request is a body
+on standard input or in a file, or with -m a short chat message to a model. Nothing is sent to an endpoint, nothing is booked.
+
+With --snapshot it decides on a saved /debug/snapshot instead of asking a running gateway. Such a file holds what was known
+of every endpoint, but not what was learned of models, nor which prefixes were cached where.`,
+		Example: `  kvgate explain -m llama-3-8b
+  kvgate explain < body.json
+  curl -s http://127.0.0.1:9090/debug/snapshot > snapshot.json
+  kvgate explain -m llama-3-8b --snapshot snapshot.json --policy least_requests`,
+		Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			body, err := explainBody(e, model, file)
+			if err != nil {
+				return err
+			}
+			var x scoring.Explanation
+			if snapshot != "" {
+				x, err = explainSnapshot(snapshot, policy, path, body)
+			} else if policy != "" {
+				return usage("kvgate explain --snapshot FILE --policy "+policy, "--policy needs --snapshot: a running gateway has its own")
+			} else {
+				x, err = explainRunning(c.Context(), &a, path, body)
+			}
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return printJSON(e, x)
+			}
+			fmt.Fprint(e.stdout, x.String())
+			return nil
+		},
+	}
+	fl := c.Flags()
+	fl.StringVarP(&model, "model", "m", "", "model or adapter to ask, instead of a body")
+	fl.StringVar(&file, "body", "-", "file with the request's body; - is standard input")
+	fl.StringVar(&path, "path", "/v1/chat/completions", "path that the request is for")
+	fl.StringVar(&snapshot, "snapshot", "", "decide on this saved /debug/snapshot")
+	fl.StringVar(&policy, "policy", "", "with --snapshot: the policy to decide by (default auto)")
+	fl.BoolVar(&asJSON, "json", false, "print JSON")
+	adminFlags(c, &a)
+	return c
+}
+
+func explainBody(e *env, model, file string) ([]byte, error) {
+	switch {
+	case model != "" && file != "-":
+		return nil, usage("kvgate explain --body "+file, "-m and --body exclude each other")
+	case model != "":
+		return json.Marshal(map[string]any{"model": model, "messages": []map[string]string{{"role": "user", "content": "Hello"}}})
+	case file != "-":
+		return os.ReadFile(file)
+	}
+	if f, ok := e.stdin.(*os.File); ok {
+		if fi, err := f.Stat(); err == nil && fi.Mode()&os.ModeCharDevice != 0 {
+			return nil, usage("kvgate explain -m MODEL", "explain needs a request: -m MODEL, --body FILE or a body on standard input")
+		}
+	}
+	return io.ReadAll(io.LimitReader(e.stdin, 1<<30))
+}
+
+func explainRunning(ctx context.Context, a *adminClient, path string, body []byte) (x scoring.Explanation, err error) {
+	status, data, err := a.call(ctx, http.MethodPost, "/debug/explain?path="+url.QueryEscape(path), body)
+	if err != nil {
+		return x, err
+	}
+	if status != http.StatusOK {
+		return x, errors.New(firstLine(data))
+	}
+	if err := json.Unmarshal(data, &x); err != nil {
+		return x, fmt.Errorf("explain: %w", err)
+	}
+	return x, nil
+}
+
+func explainSnapshot(file, policy, path string, body []byte) (x scoring.Explanation, err error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return x, err
+	}
+	var v pool.View
+	if err := json.Unmarshal(data, &v); err != nil {
+		return x, fmt.Errorf("%s: %w; want what /debug/snapshot printed", file, err)
+	}
+	t, now, err := v.Table()
+	if err != nil {
+		return x, fmt.Errorf("%s: %w", file, err)
+	}
+	p, err := scoring.New(scoring.Config{Name: policy})
+	if err != nil {
+		return x, usage("kvgate policies", "%w", err)
+	}
+	return gateway.Explain(t.Load(), now, path, body, func(string) *scoring.Policy { return p })
+}

@@ -1,0 +1,44 @@
+package lint
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"kvgate/proxy"
+)
+
+// docs/outcomes.md is the table of the program.
+func TestOutcomesAreDocumented(t *testing.T) {
+	var b strings.Builder
+	b.WriteString(`# Outcomes
+
+<!-- Made by make generate from proxy/outcome.go. -->
+
+Every request ends in one of these words. It is the ` + "`outcome`" + ` of the log line and of the metrics, the ` + "`code`" + ` of the error that
+the client gets, and the header ` + "`X-Kvgate-Outcome`" + ` where debugging is on.
+
+| outcome | status | error type |
+|---|---|---|
+`)
+	seen := map[string]bool{}
+	for o := range proxy.Outcomes {
+		if o.String() == "" || seen[o.String()] || strings.ToLower(o.String()) != o.String() {
+			t.Errorf("outcome %d: bad or repeated word %q", o, o)
+		}
+		seen[o.String()] = true
+		status, typ := "as sent by the server", "-"
+		if o.Status() != 0 {
+			status = fmt.Sprint(o.Status())
+		}
+		switch o {
+		case proxy.ClientGone:
+			status += ", in logs only"
+		case proxy.EndpointStatus, proxy.OK:
+		default:
+			typ = "`" + o.ErrorType() + "`"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", o, status, typ)
+	}
+	generated(t, "docs/outcomes.md", b.String())
+}
