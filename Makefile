@@ -39,7 +39,11 @@ fuzz: ## every fuzz target for FUZZTIME (20s) each
 	  done; done
 
 .PHONY: bench
-bench: ## Go benchmarks, ten times each; compare two runs with benchstat
+bench: build ## what kvgate costs beside nginx, HAProxy and small proxies, into dist/bench (half an hour; BENCH='--quick' for a minute)
+	./kvgate bench proxy --strace --out dist/bench $(BENCH)
+
+.PHONY: microbench
+microbench: ## Go benchmarks, ten times each; compare two runs with benchstat
 	$(GO) test -run '^$$' -bench . -benchmem -count 10 ./...
 
 .PHONY: lint

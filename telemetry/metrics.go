@@ -3,6 +3,7 @@ package telemetry
 import (
 	"maps"
 	"net/http"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -87,6 +88,9 @@ type endpointSeries struct {
 	missing           bool // not in the table at the last sweep; under mu
 }
 
+// gcShare are the runtime's metrics that say how much of the processor time goes into collecting garbage.
+var gcShare = regexp.MustCompile(`^/cpu/classes/(gc/total|total):cpu-seconds$`)
+
 // New returns metrics that count from zero.
 func New(o Options) *Metrics {
 	if o.MaxModels == 0 {
@@ -129,7 +133,7 @@ func New(o Options) *Metrics {
 	v := version.Get()
 	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: BuildInfo.Name, Help: BuildInfo.Help}, BuildInfo.Labels)
 	info.WithLabelValues(v.Version, v.Revision, v.GoVersion).Set(1)
-	m.registry.MustRegister(info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(info, collectors.NewGoCollector(collectors.WithGoCollectorRuntimeMetrics(collectors.GoRuntimeMetricsRule{Matcher: gcShare})), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if o.Table != nil {
 		m.registry.MustRegister(newTableCollector(&o))
 	}

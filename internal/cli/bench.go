@@ -19,11 +19,11 @@ import (
 func newBench(e *env) *cobra.Command {
 	c := &cobra.Command{
 		Use:     "bench COMMAND",
-		Short:   "Measure routing policies",
-		Example: "  kvgate bench policies --workload conversation",
+		Short:   "Measure routing policies, and what the data path costs",
+		Example: "  kvgate bench policies --workload conversation\n  kvgate bench proxy --quick",
 		RunE:    helpOrUnknown,
 	}
-	c.AddCommand(newBenchPolicies(e))
+	c.AddCommand(newBenchPolicies(e), newBenchProxy(e), newBenchSmall())
 	return c
 }
 
