@@ -131,7 +131,7 @@ func TestTRTLLMIsNotDrained(t *testing.T) {
 	if n := s.count("/metrics"); n != 1 {
 		t.Errorf("/metrics was read %d times; want once", n)
 	}
-	err, _ := r.table.LastError(r.endpoints[0])
+	_, err := r.table.LastError(r.endpoints[0])
 	if err == nil || !strings.Contains(err.Error(), "return_perf_metrics: true") {
 		t.Errorf("error %v; want one that says how to get a page", err)
 	}

@@ -182,7 +182,9 @@ func (d *Dialect) passThrough(from Dialect) {
 		}
 	}
 	for _, l := range []struct{ to, from *[]string }{
-		{&d.Model, &from.Model}, {&d.Engine, &from.Engine}, {&d.Blank, &from.Blank},
+		{&d.Model, &from.Model},
+		{&d.Engine, &from.Engine},
+		{&d.Blank, &from.Blank},
 		{&d.PromptTokens, &from.PromptTokens},
 		{&d.GenerationTokens, &from.GenerationTokens},
 		{&d.PrefixHitTokens, &from.PrefixHitTokens},

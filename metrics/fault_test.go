@@ -145,7 +145,7 @@ func TestFaultyPages(t *testing.T) {
 			if got, want := <-r.states, "unknown>"+string(f.state); got != want {
 				t.Errorf("state %s; want %s", got, want)
 			}
-			err, n := r.table.LastError(r.endpoints[0])
+			n, err := r.table.LastError(r.endpoints[0])
 			if n == 0 || err == nil || !strings.Contains(err.Error(), f.says) {
 				t.Errorf("%d failures, the last %v; want %q in it", n, err, f.says)
 			}

@@ -127,7 +127,7 @@ func (r *rig) row(i int, what string, ok func(*pool.Row) bool) *pool.Row {
 			}
 		}
 		if time.Now().After(deadline) {
-			err, n := r.table.LastError(r.endpoints[i])
+			n, err := r.table.LastError(r.endpoints[i])
 			r.t.Fatalf("endpoint %d: not %s in time; last error after %d failures: %v", i, what, n, err)
 		}
 		time.Sleep(time.Millisecond) // polls; nothing is assumed after it

@@ -30,7 +30,7 @@ func TestPlainServerHasNoErrors(t *testing.T) {
 	r := newRig(t, o, pool.Spec{URL: s.URL, Dialect: Auto})
 	r.row(0, "scraped often", func(*pool.Row) bool { return good.Load() > 20 })
 	r.manager.Stop()
-	if err, n := r.table.LastError(r.endpoints[0]); err != nil || n != 0 || bad.Load() != 0 {
+	if n, err := r.table.LastError(r.endpoints[0]); err != nil || n != 0 || bad.Load() != 0 {
 		t.Errorf("%d failures, last error %v, %d bad scrapes", n, err, bad.Load())
 	}
 	close(r.states)

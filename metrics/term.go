@@ -13,13 +13,6 @@ type Value struct {
 
 func known(v float64) Value { return Value{v, true} }
 
-func (v Value) or(w Value) Value {
-	if v.Known {
-		return v
-	}
-	return w
-}
-
 // A term says how one number of one engine is read from a page. The zero term is never known.
 type term struct {
 	op     operation

@@ -92,8 +92,10 @@ func TestAppendError(t *testing.T) {
 	if want := `{"type":"error","error":{"type":"not_found_error","message":"no model \"x\\y\"\n\u0001` + "\ufffd" + ` is served"},"request_id":"req_1"}`; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
-	for status, want := range map[int]string{400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-		405: "invalid_request_error", 413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 502: "api_error", 503: "overloaded_error", 504: "timeout_error"} {
+	for status, want := range map[int]string{
+		400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+		405: "invalid_request_error", 413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 502: "api_error", 503: "overloaded_error", 504: "timeout_error",
+	} {
 		if got := anthropicType(status); got != want {
 			t.Errorf("%d is %s; want %s", status, got, want)
 		}

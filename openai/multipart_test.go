@@ -125,8 +125,10 @@ func TestPeekMultipart(t *testing.T) {
 	raw("--B\r\nX: "+strings.Repeat("x", 9000)+"\r\n\r\nm\r\n--B--", "within 8 KiB")
 	raw(strings.Repeat("--B\r\nContent-Disposition: form-data; name=x\r\n\r\n\r\n", 257)+"--B--", "more than 256 parts")
 
-	for _, ct := range []string{"", "application/json", "multipart/form-data", "multipart/mixed; boundary=B", "multipart/form-data; boundary=",
-		"multipart/form-data; boundary=B; boundary=C", "multipart/form-data; boundary=" + strings.Repeat("b", 71)} {
+	for _, ct := range []string{
+		"", "application/json", "multipart/form-data", "multipart/mixed; boundary=B", "multipart/form-data; boundary=",
+		"multipart/form-data; boundary=B; boundary=C", "multipart/form-data; boundary=" + strings.Repeat("b", 71),
+	} {
 		if err := PeekMultipart(Transcriptions, ct, []byte("--B\r\n"+part+"--B--"), &r); !errors.Is(err, ErrContentType) {
 			t.Errorf("%q: %v", ct, err)
 		}

@@ -57,8 +57,6 @@ const (
 	fStreamOptions
 	fBackground
 	fStore
-
-	numFields
 )
 
 const lastPromptField = fSuffix

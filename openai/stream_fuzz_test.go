@@ -176,8 +176,10 @@ func (n *naive) event(text, event string) {
 			n.counts[to], _ = num.Float64()
 		}
 	}
-	usage := map[string]string{"prompt_tokens": "prompt", "completion_tokens": "completion", "input_tokens": "input", "output_tokens": "output",
-		"total_tokens": "total", "cache_read_input_tokens": "read", "cache_creation_input_tokens": "creation", "prompt_cache_hit_tokens": "cached"}
+	usage := map[string]string{
+		"prompt_tokens": "prompt", "completion_tokens": "completion", "input_tokens": "input", "output_tokens": "output",
+		"total_tokens": "total", "cache_read_input_tokens": "read", "cache_creation_input_tokens": "creation", "prompt_cache_hit_tokens": "cached",
+	}
 	for _, u := range []map[string]any{obj(v, "usage"), obj(response, "usage"), obj(obj(v, "message"), "usage")} {
 		counts(u, usage)
 		counts(obj(u, "prompt_tokens_details"), map[string]string{"cached_tokens": "cached"})

@@ -369,14 +369,14 @@ func (t *Table) Flush(now Instant) {
 	t.sweep(now)
 }
 
-// LastError returns why the latest scrape of e failed and how many have failed in a row.
-func (t *Table) LastError(e *Endpoint) (err error, failures int) {
+// LastError returns how many scrapes of e have failed in a row and why the latest did.
+func (t *Table) LastError(e *Endpoint) (failures int, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if en := t.lookup(e); en != nil {
-		return en.lastErr, en.failures
+		return en.failures, en.lastErr
 	}
-	return nil, 0
+	return 0, nil
 }
 
 func (t *Table) lookup(e *Endpoint) *entry {

@@ -8,13 +8,6 @@ import (
 	"time"
 )
 
-func urls(s *Snapshot) (out []string) {
-	for i := range s.Rows {
-		out = append(out, s.Rows[i].Endpoint.URL)
-	}
-	return out
-}
-
 func observe(tab *Table, e *Endpoint, l Load, at Instant) bool {
 	l.Known |= KnowsRunning | KnowsWaiting
 	return tab.Observe(e, Observation{Load: &l, At: at, Before: e.Booked()})

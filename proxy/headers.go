@@ -358,15 +358,14 @@ const (
 
 // A response is what the gateway must know of the head of an endpoint's answer.
 type response struct {
-	status      int
-	framing     framing
-	length      int64 // of the body, if framing is byLength; of one that HEAD left out
-	keepAlive   bool  // the connection may carry another request after the body
-	events      bool  // Content-Type is text/event-stream
-	json        bool  // Content-Type is JSON
-	encoded     bool  // the body is compressed
-	retryAfter  int   // seconds; 0: none, or not a number
-	nominations bool  // Connection names fields that go no further
+	status     int
+	framing    framing
+	length     int64 // of the body, if framing is byLength; of one that HEAD left out
+	keepAlive  bool  // the connection may carry another request after the body
+	events     bool  // Content-Type is text/event-stream
+	json       bool  // Content-Type is JSON
+	encoded    bool  // the body is compressed
+	retryAfter int   // seconds; 0: none, or not a number
 }
 
 var (

@@ -80,8 +80,10 @@ func (h *Handler) failed(ep *endpoint, o *PoolOptions, f *failure) {
 		return
 	}
 	h.eject(ep, o, now)
-	fields := []zap.Field{zap.String("endpoint", ep.ID), zap.String("from", "healthy"), zap.String("to", "ejected"),
-		zap.Int32("after", ep.health.failures.Load()), zap.Duration("pause", pause(&o.Health, ep.health.ejections.Load()))}
+	fields := []zap.Field{
+		zap.String("endpoint", ep.ID), zap.String("from", "healthy"), zap.String("to", "ejected"),
+		zap.Int32("after", ep.health.failures.Load()), zap.Duration("pause", pause(&o.Health, ep.health.ejections.Load())),
+	}
 	if f != nil {
 		fields = append(fields, zap.Error(f))
 	}

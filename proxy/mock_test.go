@@ -248,9 +248,8 @@ type gate struct {
 
 // recordSink keeps copies of records.
 type recordSink struct {
-	mu   sync.Mutex
-	all  []telemetry.Record
-	wake chan struct{}
+	mu  sync.Mutex
+	all []telemetry.Record
 }
 
 func (s *recordSink) Observe(r *telemetry.Record) {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"strconv"
+	"strings"
 
 	"kvgate/openai"
 	"kvgate/pool"
@@ -119,21 +120,22 @@ func (x *exchange) unknownModel() *failure {
 	if name == "" {
 		return &failure{outcome: BadRequest, param: "model", message: "model is missing; GET /v1/models lists what is served"}
 	}
-	msg := "the model " + strconv.Quote(cut(name, 200)) + " does not exist; "
+	var msg strings.Builder
+	msg.WriteString("the model " + strconv.Quote(cut(name, 200)) + " does not exist; ")
 	matches := closeMatches(x.snapshot, name)
 	if len(matches) == 0 {
-		msg += "GET /v1/models lists what is served"
+		msg.WriteString("GET /v1/models lists what is served")
 	} else {
-		msg += "did you mean "
+		msg.WriteString("did you mean ")
 		for i, m := range matches {
 			if i > 0 {
-				msg += " or "
+				msg.WriteString(" or ")
 			}
-			msg += strconv.Quote(m)
+			msg.WriteString(strconv.Quote(m))
 		}
-		msg += "?"
+		msg.WriteString("?")
 	}
-	return &failure{outcome: ModelNotFound, param: "model", message: msg}
+	return &failure{outcome: ModelNotFound, param: "model", message: msg.String()}
 }
 
 func cut(s string, n int) string {

@@ -101,15 +101,16 @@ func slowHead(head string, lim headLimits) (hi headInfo, target string, ok bool)
 func slowCut(head, target string) string {
 	lines := strings.SplitAfter(head, "\r\n")
 	start := strings.Split(lines[0], " ")
-	out := start[0] + " " + target + " " + start[2]
+	var out strings.Builder
+	out.WriteString(start[0] + " " + target + " " + start[2])
 	for _, l := range lines[1:] {
 		switch name, _, _ := strings.Cut(strings.ToLower(l), ":"); name {
 		case "content-length", "transfer-encoding", "expect":
 		default:
-			out += l
+			out.WriteString(l)
 		}
 	}
-	return out
+	return out.String()
 }
 
 var (

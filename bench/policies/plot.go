@@ -12,8 +12,14 @@ import (
 
 // palette tells up to eight policies apart, also for the colour-blind (Okabe and Ito's set).
 var palette = []color.RGBA{
-	{0, 114, 178, 255}, {230, 159, 0, 255}, {0, 158, 115, 255}, {213, 94, 0, 255},
-	{204, 121, 167, 255}, {86, 180, 233, 255}, {240, 228, 66, 255}, {90, 90, 90, 255},
+	{0, 114, 178, 255},
+	{230, 159, 0, 255},
+	{0, 158, 115, 255},
+	{213, 94, 0, 255},
+	{204, 121, 167, 255},
+	{86, 180, 233, 255},
+	{240, 228, 66, 255},
+	{90, 90, 90, 255},
 }
 
 // PlotCapacity draws capacities as shares of the reference's, one group of bars per workload, into an SVG or PNG file.

@@ -253,7 +253,7 @@ func (s *Server) view() pool.View {
 	v := snap.View(s.o.Now())
 	for i := range snap.Rows {
 		ep, e := snap.Rows[i].Endpoint, &v.Endpoints[i]
-		if err, failures := s.o.Table.LastError(ep); err != nil {
+		if failures, err := s.o.Table.LastError(ep); err != nil {
 			e.Error = err.Error()
 			if failures > 1 {
 				e.Error = fmt.Sprintf("%v (%d times in a row)", err, failures)

@@ -197,15 +197,6 @@ func (c *collect) Observe(r *telemetry.Record) {
 	c.recs = append(c.recs, v)
 }
 
-func (c *collect) last() telemetry.Record {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.recs) == 0 {
-		return telemetry.Record{}
-	}
-	return c.recs[len(c.recs)-1]
-}
-
 func TestServesAndShowsWhatItDoes(t *testing.T) {
 	a, b := sim(t, modelsim.Options{Adapters: []string{"sql"}}), sim(t, modelsim.Options{Adapters: []string{"sql"}})
 	var seen collect

@@ -66,7 +66,7 @@ func (g *Gateway) unseen() (ids []string) {
 		case metrics.StateDown, metrics.StateAsleep:
 		case metrics.StateUp, metrics.StateUnmeasured:
 			// Its list of models is asked for next. A failure shows as an error.
-			if err, _ := g.table.LastError(r.Endpoint); err == nil {
+			if _, err := g.table.LastError(r.Endpoint); err == nil {
 				ids = append(ids, r.Endpoint.ID)
 			}
 		default:

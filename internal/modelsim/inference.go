@@ -285,8 +285,10 @@ func (x *exchange) field(name string, v any) *apiError {
 		return nil
 	}
 	if err := json.Unmarshal(raw, v); err != nil {
-		return &apiError{http.StatusBadRequest, "BadRequestError",
-			fmt.Sprintf("1 validation error: ('body', '%s'): Input should be a valid %T", name, v), name}
+		return &apiError{
+			http.StatusBadRequest, "BadRequestError",
+			fmt.Sprintf("1 validation error: ('body', '%s'): Input should be a valid %T", name, v), name,
+		}
 	}
 	return nil
 }
@@ -788,8 +790,10 @@ func (x *exchange) prefillOnly(adapter int32, adapterName, salt string, prompts 
 		if n > x.s.maxModelTokens {
 			return badRequest("This model's maximum context length is %d tokens. However, you requested %d tokens in the input for embedding generation. Please reduce the length of the input.", x.s.maxModelTokens, n)
 		}
-		q.req = Request{ID: x.s.sequence.Add(1), PromptTokens: n,
-			Blocks: prompts[i].blocks(x.p.eng.kv.blockTokens, adapterName, salt), Adapter: adapter, Tag: q}
+		q.req = Request{
+			ID: x.s.sequence.Add(1), PromptTokens: n,
+			Blocks: prompts[i].blocks(x.p.eng.kv.blockTokens, adapterName, salt), Adapter: adapter, Tag: q,
+		}
 	}
 	if err := x.submit(c); err != nil {
 		return err

@@ -30,8 +30,10 @@ var (
 )
 
 func missing(field string) *apiError {
-	return &apiError{http.StatusBadRequest, "BadRequestError",
-		fmt.Sprintf("1 validation error: {'type': 'missing', 'loc': ('body', '%s'), 'msg': 'Field required'}", field), field}
+	return &apiError{
+		http.StatusBadRequest, "BadRequestError",
+		fmt.Sprintf("1 validation error: {'type': 'missing', 'loc': ('body', '%s'), 'msg': 'Field required'}", field), field,
+	}
 }
 
 // Chat and completions.

@@ -79,6 +79,7 @@ func (b *Backend) reset(s []Script) {
 	b.recs, b.scripts = nil, append([]Script(nil), s...)
 	b.mu.Unlock()
 }
+
 func (b *Backend) snapshot() []*rec {
 	b.mu.Lock()
 	defer b.mu.Unlock()

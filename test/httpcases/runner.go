@@ -24,6 +24,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -93,6 +94,7 @@ func (cl *client) readLoop() {
 		cl.mu.Unlock()
 	}
 }
+
 func (cl *client) snap() ([]byte, string) {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
@@ -379,12 +381,7 @@ func (r *Runner) closedWithin(a Alt) time.Duration {
 }
 
 func has(l []int, n int) bool {
-	for _, x := range l {
-		if x == n {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(l, n)
 }
 
 func (rn *Runner) evalAlt(a *Alt, finals, interim []*msg, raw []byte, closed string, recs []*rec, cl *client, sent, start time.Time, sub func(string) string) string {

@@ -29,6 +29,7 @@ func (m *msg) get(n string) (string, bool) {
 	}
 	return "", false
 }
+
 func (m *msg) count(n string) (k int) {
 	for _, f := range m.fields {
 		if f.name == n {
