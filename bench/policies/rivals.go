@@ -29,8 +29,8 @@ type counting struct {
 
 func newCounting(f *Fleet) counting { return counting{f: f, inFlight: make([]int, len(f.Engines))} }
 
-func (c *counting) sent(replica int) int            { c.inFlight[replica]++; return replica }
-func (c *counting) Done(q *Call, now time.Duration) { c.inFlight[q.Replica]-- }
+func (c *counting) sent(replica int) int              { c.inFlight[replica]++; return replica }
+func (c *counting) Done(q *Call, now time.Duration)   { c.inFlight[q.Replica]-- }
 func (c *counting) argmin(cost func(int) float64) int { return argmin(len(c.inFlight), c.f.Rand, cost) }
 
 func (c *counting) argmax(score func(int) float64) int {
