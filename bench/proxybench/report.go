@@ -322,13 +322,17 @@ func (r *Report) syscalls() (out []Syscall) {
 // WriteCSV writes every sample on a line of its own.
 func (r *Report) WriteCSV(out io.Writer) error {
 	c := csv.NewWriter(out)
-	_ = c.Write([]string{"scenario", "candidate", "round", "seconds", "requests", "chunks", "errors", "cpu_seconds", "system_seconds",
-		"p50_seconds", "p99_seconds", "p999_seconds", "connection_bytes", "allocations_per_request", "gc_seconds", "gc_of_cpu_seconds"})
+	_ = c.Write([]string{
+		"scenario", "candidate", "round", "seconds", "requests", "chunks", "errors", "cpu_seconds", "system_seconds",
+		"p50_seconds", "p99_seconds", "p999_seconds", "connection_bytes", "allocations_per_request", "gc_seconds", "gc_of_cpu_seconds",
+	})
 	num := func(v float64) string { return strconv.FormatFloat(v, 'g', 7, 64) }
 	for _, s := range r.Samples {
-		_ = c.Write([]string{s.Scenario, s.Candidate, strconv.Itoa(s.Round), num(s.Seconds), strconv.Itoa(s.Requests), strconv.Itoa(s.Chunks),
+		_ = c.Write([]string{
+			s.Scenario, s.Candidate, strconv.Itoa(s.Round), num(s.Seconds), strconv.Itoa(s.Requests), strconv.Itoa(s.Chunks),
 			strconv.Itoa(s.Errors), num(s.CPUSeconds), num(s.SystemSeconds), num(s.P50), num(s.P99), num(s.P999), num(s.ConnBytes),
-			num(s.Allocations), num(s.GCSeconds), num(s.GCOf)})
+			num(s.Allocations), num(s.GCSeconds), num(s.GCOf),
+		})
 	}
 	c.Flush()
 	return c.Error()
