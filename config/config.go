@@ -22,8 +22,8 @@ var source string
 //
 // Tags on fields: yaml is the key; enum the closed list of words; known the list in [Options]; min and max the range;
 // example marks a key as optional and shows a value for it; path marks a file name, relative to the configuration
-// file ("read" when it must be readable at load); short marks the field that a plain string stands for; restart marks
-// what a reload cannot change.
+// file ("read" when it must be readable at load); short marks the field that a plain string stands for; number marks
+// text that may be a whole number; restart marks what a reload cannot change.
 type Config struct {
 	// Listen is the address that clients connect to, host:port. Without a host it is every interface.
 	Listen string `yaml:"listen" restart:"true"`
@@ -256,6 +256,11 @@ type Discovery struct {
 	// dropped after the third such answer, the last ones only after a minute: DNS errs more often than servers vanish.
 	// With scheme https set tls.server_name, since endpoints are then addressed by IP.
 	DNS *DNSSource `yaml:"dns" example:""`
+	// Kubernetes watches the endpoints of a Service, pods by label, or an InferencePool. A pod is known by its UID; it
+	// gets requests while it is ready and not being deleted. The service account needs the Role of deploy/rbac in each
+	// namespace. Annotations of a pod, or labels, set what is its own: kvgate/dialect, kvgate/weight, kvgate/role,
+	// kvgate/metrics-port and kvgate/metrics-path. Exactly one of service, selector and inference_pool is needed.
+	Kubernetes *KubernetesSource `yaml:"kubernetes" example:""`
 }
 
 // Endpoint is one entry of discovery.static.
@@ -294,6 +299,28 @@ type DNSSource struct {
 	// Interval is the longest time between two lookups. Records with a shorter TTL are looked up again when it is over,
 	// at most once a second.
 	Interval time.Duration `yaml:"interval" min:"100ms" max:"1h"`
+}
+
+// KubernetesSource is what to watch in a Kubernetes cluster.
+type KubernetesSource struct {
+	// Service names a Service, whose EndpointSlices are the endpoints.
+	Service string `yaml:"service" example:"llama"`
+	// Selector selects pods by their labels instead, without a Service.
+	Selector string `yaml:"selector" example:"app=llama,tier in (prod, canary)"`
+	// InferencePool names an InferencePool (inference.networking.k8s.io/v1), whose selector and targetPorts say the rest.
+	InferencePool string `yaml:"inference_pool" example:"llama"`
+	// Port is the endpoints' port, by name or number: with service one of the Service's, with selector one of the
+	// pod's. Not needed where there is only one.
+	Port string `yaml:"port" example:"http" number:"true"`
+	// Namespaces are where to look. Without it, the namespace that the gateway runs in, or the one of the kubeconfig's context.
+	Namespaces []string `yaml:"namespaces" example:"[models]"`
+	// Scheme is http or https. With https set tls.server_name, since endpoints are addressed by IP.
+	Scheme string `yaml:"scheme" enum:"http,https"`
+	// Kubeconfig is a file with the address of the API server and credentials. Without it those of the pod that the
+	// gateway runs in, and outside of a cluster what kubectl would use: $KUBECONFIG or ~/.kube/config.
+	Kubeconfig string `yaml:"kubeconfig" example:"/etc/kvgate/kubeconfig" path:"any"`
+	// Context is the context of the kubeconfig to use, if not its current one.
+	Context string `yaml:"context" example:"prod"`
 }
 
 // Policy says how an endpoint is chosen: by name, or as a weighted sum of scores. Exactly one is set.
@@ -411,6 +438,8 @@ func (f *FileSource) setDefaults(*Config) { f.Interval = 5 * time.Second }
 func (s *DNSSource) setDefaults(*Config) {
 	s.Type, s.Scheme, s.Interval = "a", "http", 10*time.Second
 }
+
+func (s *KubernetesSource) setDefaults(*Config) { s.Scheme = "http" }
 
 func (c *Custom) setDefaults(*Config) { c.Path = "/metrics" }
 

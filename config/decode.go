@@ -54,6 +54,7 @@ type field struct {
 	path     string
 	short    bool
 	restart  bool
+	number   bool   // text that may be a whole number without quotes
 	doc      string // Type.Field, to find its comment
 	typ      reflect.Type
 }
@@ -95,6 +96,7 @@ func readFields(t reflect.Type) (out []field) {
 			typ:   sf.Type,
 
 			restart: sf.Tag.Get("restart") != "",
+			number:  sf.Tag.Get("number") != "",
 		}
 		f.example, f.optional = sf.Tag.Lookup("example")
 		if e := sf.Tag.Get("enum"); e != "" {
@@ -444,7 +446,7 @@ func (d *decoder) text(path string, at, n *yaml.Node, v reflect.Value, f field, 
 		}
 		d.add(at, path, show(n)+" is not "+kind, hint)
 		return
-	case !quoted && n.Tag != "!!str" && n.Tag != "!!timestamp":
+	case !quoted && n.Tag != "!!str" && n.Tag != "!!timestamp" && !(f.number && n.Tag == "!!int"):
 		d.add(at, path, show(n)+" is "+nounOf[n.Tag]+", not text", "write "+strconv.Quote(s))
 		return
 	case s == "":

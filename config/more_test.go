@@ -217,6 +217,10 @@ func TestFullFile(t *testing.T) {
 	})
 	eq("file", *p.Discovery.File, FileSource{Path: absolute("testdata/targets.yaml"), Interval: 5 * time.Second})
 	eq("dns", *p.Discovery.DNS, DNSSource{Name: "llama.models.svc.cluster.local", Type: "a", Port: 8000, Scheme: "http", Interval: 10 * time.Second})
+	eq("kubernetes", *p.Discovery.Kubernetes, KubernetesSource{
+		Selector: "app=llama, tier in (prod,canary),!old", Port: "8000", Namespaces: []string{"models", "models-2"},
+		Scheme: "https", Kubeconfig: absolute("testdata/kube.yaml"), Context: "prod",
+	})
 	// A pool inherits what the file says above, even where that comes after it in the file.
 	eq("timeouts", p.Timeouts, EndpointTimeouts{Connect: 500 * time.Millisecond, FirstToken: 5 * time.Minute, Total: 2 * time.Hour, EndpointIdle: 4 * time.Second})
 	eq("by alias", c.Pools[1].Timeouts, p.Timeouts)

@@ -235,7 +235,7 @@ func (d *decoder) policy(at string, p *Policy) {
 
 func (d *decoder) discovery(at string, p *Pool, urls map[string]string) {
 	s := &p.Discovery
-	if len(s.Static) == 0 && s.File == nil && s.DNS == nil && !d.badBelow[at] {
+	if len(s.Static) == 0 && s.File == nil && s.DNS == nil && s.Kubernetes == nil && !d.badBelow[at] {
 		d.wrong(at, "a pool needs endpoints", `write discovery: {static: ["http://10.0.0.11:8000"]}`)
 	}
 	for k := range s.Static {
@@ -285,7 +285,74 @@ func (d *decoder) discovery(at string, p *Pool, urls map[string]string) {
 			d.wrong(at+".dns.port", "records of type srv hold the port", "remove it")
 		}
 	}
+	if s := s.Kubernetes; s != nil {
+		d.kubernetes(at+".kubernetes", s)
+	}
 }
+
+// kubernetes checks what can be told without an API server.
+func (d *decoder) kubernetes(at string, s *KubernetesSource) {
+	var given []string
+	for _, k := range []struct{ key, value string }{
+		{"service", s.Service}, {"selector", s.Selector}, {"inference_pool", s.InferencePool},
+	} {
+		if k.value != "" {
+			given = append(given, k.key)
+		}
+	}
+	switch {
+	case len(given) == 0 && !d.badBelow[at]:
+		d.wrong(at, "does not say which endpoints", `write one of service: NAME, selector: "app=NAME" and inference_pool: NAME`)
+	case len(given) > 1:
+		d.wrong(at+"."+given[1], "there is "+given[0]+" too", "keep one of the two; another pool may have the other")
+	}
+	name := func(key, value, what string) {
+		if value != "" && !objectName.MatchString(value) {
+			d.wrong(at+"."+key, strconv.Quote(clip(value))+" is not the name of "+what, `write lower-case letters, digits and "-"`)
+		}
+	}
+	name("service", s.Service, "a Service")
+	name("inference_pool", s.InferencePool, "an InferencePool")
+	seen := map[string]bool{}
+	for i, ns := range s.Namespaces {
+		key := fmt.Sprintf("namespaces[%d]", i)
+		switch {
+		case ns == "*":
+			d.wrong(at+"."+key, "all namespaces cannot be watched at once", "list them, and apply deploy/rbac in each")
+		case seen[ns]:
+			d.wrong(at+"."+key, strconv.Quote(clip(ns))+" is listed twice", "remove one")
+		default:
+			name(key, ns, "a namespace")
+		}
+		seen[ns] = true
+	}
+	if s.Selector != "" && !selector.MatchString(s.Selector) {
+		d.wrong(at+".selector", strconv.Quote(clip(s.Selector))+" is not a label selector", `write it as kubectl get pods -l takes it, such as "app=llama,tier in (prod, canary)"`)
+	}
+	if s.Port != "" {
+		if n, err := strconv.Atoi(s.Port); err == nil && (n < 1 || n > 65535) || err != nil && !portName.MatchString(s.Port) {
+			d.wrong(at+".port", strconv.Quote(clip(s.Port))+" is not a port", "write its name or its number")
+		}
+		if s.InferencePool != "" {
+			d.wrong(at+".port", "the InferencePool holds the ports", "remove it")
+		}
+	}
+}
+
+// What Kubernetes takes for the name of a Service, a namespace or, with dots, most objects (RFC 1123), and for a port's.
+var (
+	objectName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
+	portName   = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+	selector   = func() *regexp.Regexp {
+		const (
+			key   = `([A-Za-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?`
+			value = `([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?`
+			set   = `\(\s*` + value + `(\s*,\s*` + value + `)*\s*\)`
+			one   = `\s*(!\s*` + key + `|` + key + `(\s*(=|==|!=)\s*` + value + `|\s+(in|notin)\s*` + set + `)?)\s*`
+		)
+		return regexp.MustCompile(`^` + one + `(,` + one + `)*$`)
+	}()
+)
 
 var hostName = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*\.?$`)
 

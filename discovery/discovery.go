@@ -21,11 +21,12 @@ type Target = pool.Spec
 
 // A Source finds the endpoints of one pool.
 type Source interface {
-	// Name is the kind of source: static, file, dns.
+	// Name is the kind of source: static, file, dns, kubernetes.
 	Name() string
 
 	// Run calls emit with the complete set of targets each time it may have changed, or with what kept it from finding
-	// out: then the last set holds. It never emits part of a set. The slice belongs to the receiver. Run returns when
+	// out: then the last set holds. With both, the set is complete and the error says what is amiss all the same; a set
+	// without targets must then not be nil. It never emits part of a set. The slice belongs to the receiver. Run returns when
 	// ctx ends; if it returns earlier, it is started again after a pause.
 	Run(ctx context.Context, emit func([]Target, error)) error
 }

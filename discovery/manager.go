@@ -208,8 +208,14 @@ func (m *Manager) report(r *running, targets []Target, err error) {
 	r.reported = true
 	if err != nil {
 		r.err, r.failure = err, now
+		said := "discovery fails; the last set holds"
+		if targets != nil {
+			said = "discovery finds something amiss"
+			r.targets, r.success = targets, now
+			m.touch(m.pools[r.pool])
+		}
 		if r.failures++; r.failures == 1 { // repeats are counted, not logged
-			log.Warn("discovery fails; the last set holds", zap.Error(err), zap.Int("targets", len(r.targets)))
+			log.Warn(said, zap.Error(err), zap.Int("targets", len(r.targets)))
 		}
 	} else {
 		if r.failures > 0 {

@@ -38,6 +38,7 @@ var only = map[string][]string{
 	"github.com/valyala/fasthttp": {"proxy", "internal/modelsim", "bench", "test"},
 	"github.com/spf13/cobra":      {"internal/cli", "bench"},
 	"gopkg.in/yaml.v3":            {"config", "discovery"},
+	"k8s.io":                      {"discovery", "test"},
 	"net/http/pprof":              {"internal/admin"},
 }
 
