@@ -68,7 +68,7 @@ type counters struct {
 	requests      atomic.Int64
 	pendingTokens atomic.Int64
 	kvTokens      atomic.Int64
-	intakeTokens  atomic.Int64 // uncached prompt tokens ever booked: the clock by which cached prefixes age
+	intakeTokens  atomic.Int64 // tokens ever taken into the KV cache: the clock by which cached prefixes age
 	ejectedUntil  AtomicInstant
 	busyUntil     AtomicInstant
 	learned       atomic.Uint64 // two float32: slowness, KV capacity
@@ -103,8 +103,13 @@ func (c *counters) booked() Booked {
 // what was believed of a slot under another epoch is void.
 func (e *Endpoint) Epoch() uint32 { return e.epoch.Load() }
 
-// IntakeTokens is the number of uncached prompt tokens ever booked on e.
+// IntakeTokens is the number of tokens that e is believed to have ever taken into its KV cache: uncached prompt tokens as
+// they are booked, and what TakeIn adds.
 func (e *Endpoint) IntakeTokens() int64 { return e.live.intakeTokens.Load() }
+
+// TakeIn adds tokens to what e is known to have taken into its KV cache besides the prompts booked on it: outputs, and
+// cached prompts that were used again.
+func (e *Endpoint) TakeIn(tokens int64) { e.live.intakeTokens.Add(tokens) }
 
 // EjectedUntil is the instant until which passive health checking keeps requests away; zero when it doesn't.
 func (e *Endpoint) EjectedUntil() Instant { return e.live.ejectedUntil.Load() }

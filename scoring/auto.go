@@ -21,7 +21,7 @@ type CostWeights struct {
 	SlowStartTokens float32 // handicap of an endpoint that just came back, falling to 0 over SlowStart (16384)
 
 	// What nobody holds yet goes to its first choice under rendezvous hashing among endpoints whose cost is within
-	// MarginTokens + MarginShare · new of the best (64, 0.125), so that gateways which share nothing agree.
+	// MarginTokens + MarginShare · new of the best (64, 0.05), so that gateways which share nothing agree.
 	MarginTokens, MarginShare float32
 }
 
@@ -34,7 +34,7 @@ func (w CostWeights) withDefaults() CostWeights {
 		StaleTokens:     orDefault(w.StaleTokens, 16384),
 		SlowStartTokens: orDefault(w.SlowStartTokens, 16384),
 		MarginTokens:    orDefault(w.MarginTokens, 64),
-		MarginShare:     orDefault(w.MarginShare, 0.125),
+		MarginShare:     orDefault(w.MarginShare, 0.05),
 	}
 }
 

@@ -50,8 +50,6 @@ const (
 
 	longestUnits = 1 << 17 // 8 million tokens: no prompt is longer
 
-	// indexSlack is the share of the KV cache that prompts are taken to fill; outputs and running requests fill the rest.
-	indexSlack = 0.9
 )
 
 // DefaultIndexBytes is the size of an [Index] that suits up to a thousand endpoints.
@@ -161,7 +159,7 @@ func (m *match) at(r *pool.Row) {
 		_, learned := r.Learned()
 		capacity = learnedOr(learned)
 	}
-	m.limit = uint64(capacity * (indexSlack / stampTokens))
+	m.limit = uint64(capacity / stampTokens)
 }
 
 func (m *match) age(word uint64) uint64 { return (m.clock - word) & stampMask }
@@ -197,13 +195,24 @@ func (x *Index) insert(req *Request, r *pool.Row, sc blockScale) {
 	var m match
 	m.at(r)
 	x.clocks[r.Slot].Store(m.owner<<ownerShift | m.clock&stampMask)
+	reread, from := uint64(0), sc.tokens(0)
 	for k, hash := range req.Prefix {
 		if k%touchBlocks == 0 {
 			x.touch(req.Prefix[k:min(k+touchBlocks, len(req.Prefix))])
 		}
-		stamp := (m.clock - uint64(sc.tokens(k+1))/stampTokens) & stampMask
-		x.put(hash, m.owner, stamp)
+		to := sc.tokens(k + 1)
+		stamp := (m.clock - uint64(to)/stampTokens) & stampMask
+		if w := x.put(hash, m.owner, stamp); w != 0 {
+			if age := m.age(w); age <= m.limit {
+				reread += uint64(to-from) * age
+			}
+		}
+		from = to
 	}
+	// A block that was there already is used again, which makes it younger than everything used since its last use: to
+	// those the server has taken in one block more, to what is older nothing has changed. How many are how old is not
+	// known; taken as spread evenly, the share of them is the block's age over the oldest possible one.
+	r.Endpoint.TakeIn(int64(reread / max(m.limit, 1)))
 }
 
 // A blockScale says how many tokens the blocks of a request's Prefix stand for.
@@ -246,7 +255,8 @@ func (x *Index) believe(n int32) int32 {
 	return int32(h * float64(n))
 }
 
-func (x *Index) put(hash, owner, stamp uint64) {
+// put notes that owner holds the block, and returns the entry that said so before; 0 if none did.
+func (x *Index) put(hash, owner, stamp uint64) (before uint64) {
 	t := tag(hash)
 	key := t<<(slotBits+epochBits) | owner
 	b := x.bucket(hash)
@@ -258,7 +268,7 @@ func (x *Index) put(hash, owner, stamp uint64) {
 			if d := (stamp - w) & stampMask; d >= restampUnits && d < stampMask-longestUnits {
 				b[i].Store(key<<ownerShift | stamp)
 			}
-			return
+			return w
 		}
 		if w == 0 && free < 0 {
 			free = i
@@ -268,6 +278,7 @@ func (x *Index) put(hash, owner, stamp uint64) {
 		free = x.oldest(b)
 	}
 	b[free].Store(key<<ownerShift | stamp)
+	return 0
 }
 
 // oldest is the entry whose endpoint has taken in most since, or is another process by now.

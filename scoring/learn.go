@@ -212,6 +212,7 @@ func (p *Policy) End(d *Decision, u Usage) {
 		}
 	}
 	if u.OutputTokens > 0 {
+		d.Endpoint.TakeIn(int64(u.OutputTokens)) // its dead blocks stay in the server's cache until others need them
 		blend(&m.outputTokens, float64(u.OutputTokens), modelGain)
 		blend(&l.rest.outputTokens, float64(u.OutputTokens), modelGain)
 	}
