@@ -26,11 +26,11 @@ var source string
 // text that may be a whole number; restart marks what a reload cannot change.
 type Config struct {
 	// Listen is the address that clients connect to, host:port. Without a host it is every interface.
-	Listen string `yaml:"listen" restart:"true"`
+	Listen string `yaml:"listen" restart:"true" number:"true"`
 	// TLS makes the client listener speak HTTPS (HTTP/1.1 over TLS 1.2 or newer). Without it, it speaks plain HTTP. A
 	// reload reads the files again; to switch between the two takes a restart.
 	TLS *ServerTLS `yaml:"tls" example:"" restart:"true"`
-	// Admin is the second listener: dashboard, /metrics, health, reload, debugging.
+	// Admin is the second listener: /metrics, health, reload, debugging.
 	Admin Admin `yaml:"admin"`
 	// Log says what is logged and how.
 	Log Log `yaml:"log"`
@@ -72,7 +72,7 @@ type ServerTLS struct {
 type Admin struct {
 	// Listen is its address, host:port. Danger: it has no authentication and shows endpoint addresses and profiles;
 	// keep it on loopback or behind a network policy.
-	Listen string `yaml:"listen" restart:"true"`
+	Listen string `yaml:"listen" restart:"true" number:"true"`
 }
 
 // Log says what is logged and how.
@@ -97,8 +97,8 @@ type Limits struct {
 	// BodyBytes is the largest request body; above it the answer is 413. Bodies are held in memory until an endpoint
 	// has taken them.
 	BodyBytes Bytes `yaml:"body_bytes" min:"1KiB" max:"4GiB"`
-	// InFlightBodyBytes is how much memory the bodies of all requests may take together; beyond it new ones get 503.
-	// At least body_bytes, or the largest body could never pass.
+	// InFlightBodyBytes is how much memory the bodies of all requests may take together; beyond it new ones get 429
+	// with the code saturated. At least body_bytes, or the largest body could never pass.
 	InFlightBodyBytes Bytes `yaml:"in_flight_body_bytes" min:"1KiB" max:"1024GiB"`
 	// Connections is how many client connections may be open at a time. 0: half of the files that the process may
 	// open. Danger: each needs up to two of those; raise that limit (ulimit -n, LimitNOFILE) with it.
@@ -223,8 +223,8 @@ type Debug struct {
 type Pool struct {
 	// Name identifies the pool in logs and metrics: letters, digits, ".", "_" and "-".
 	Name string `yaml:"name"`
-	// Models are the names of the base model that clients may ask for. Without it, what the endpoints say they serve.
-	// Adapters need no entry.
+	// Models are names of the base model that clients may ask for, besides those that the endpoints say they serve.
+	// Not needed where the endpoints tell. Adapters need no entry.
 	Models []string `yaml:"models" example:"[meta-llama/Llama-3.3-70B-Instruct]"`
 	// Dialect is the kind of model server: auto finds out; `kvgate dialects` lists the others; custom needs the key custom.
 	Dialect string `yaml:"dialect" known:"dialect"`

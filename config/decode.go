@@ -180,8 +180,10 @@ func (d *decoder) value(path string, n *yaml.Node, v reflect.Value, f field) {
 		d.structure(path, at, n, v)
 	case t.Kind() == reflect.Slice:
 		if n.Kind != yaml.SequenceNode {
-			hint := "write a list"
-			if n.Kind == yaml.ScalarNode {
+			hint := `write a list, each item after "- "`
+			if path == "pools" {
+				hint = `write a list, such as [{name: llama, discovery: {static: ["http://10.0.0.11:8000"]}}], or "- name: llama" with the other keys below`
+			} else if n.Kind == yaml.ScalarNode {
 				hint = "write [" + show(n) + "]"
 			}
 			d.add(at, path, describe(n)+" where a list belongs", hint)
@@ -232,7 +234,11 @@ func (d *decoder) structure(path string, at, n *yaml.Node, v reflect.Value) {
 		}
 	}
 	if n.Kind != yaml.MappingNode {
-		d.add(at, path, describe(n)+" where keys belong", "known keys: "+strings.Join(names(fs), ", "))
+		hint := "known keys: " + strings.Join(names(fs), ", ")
+		if key, rest, ok := strings.Cut(n.Value, ":"); ok && slices.Contains(names(fs), key) {
+			hint = "write " + strconv.Quote(key+": "+clip(rest)) + ", with a space after the colon"
+		}
+		d.add(at, path, describe(n)+" where keys belong", hint)
 		return
 	}
 	pairs := d.pairs(path, n)
@@ -325,6 +331,7 @@ func (d *decoder) weights(path string, at, n *yaml.Node, v reflect.Value, f fiel
 		return
 	}
 	out := make(map[string]float64, len(n.Content)/2)
+	spelled := make(map[string]string, len(n.Content)/2) // by name
 	for _, p := range d.pairs(path, n) {
 		name, written := snakeCase(p.key.Value), join(path, p.key.Value)
 		ok := slices.Contains(known, name)
@@ -336,9 +343,10 @@ func (d *decoder) weights(path string, at, n *yaml.Node, v reflect.Value, f fiel
 			continue
 		}
 		if _, ok := out[name]; ok {
-			d.add(p.key, written, "the scorer "+name+" has a weight already", "remove one of the two")
+			d.add(p.key, written, clip(p.key.Value)+" and "+clip(spelled[name])+" are both the scorer "+name, "remove one of the two")
 			continue
 		}
+		spelled[name] = p.key.Value
 		var w float64
 		d.value(written, p.value, reflect.ValueOf(&w).Elem(), field{})
 		if w < 0 || math.IsInf(w, 0) || math.IsNaN(w) {
@@ -364,7 +372,11 @@ func (d *decoder) scalar(path string, at, n *yaml.Node, v reflect.Value, f field
 	case t == durationType:
 		dur, fix := parseDuration(n.Value)
 		if fix != "" {
-			not("a duration", "write "+strconv.Quote(fix))
+			hint := "write " + strconv.Quote(fix)
+			if i, err := strconv.Atoi(n.Value); err == nil && i >= 100 { // seconds, or milliseconds?
+				hint = "write " + strconv.Quote(n.Value+"ms") + " or " + strconv.Quote(fix)
+			}
+			not("a duration", hint)
 			return
 		}
 		v.SetInt(int64(dur))
@@ -439,7 +451,9 @@ func (d *decoder) text(path string, at, n *yaml.Node, v reflect.Value, f field, 
 			kind = "a " + f.known
 		}
 		hint := hintFor(s, what, candidates)
-		if fix := boolWord(s, candidates); fix != "" {
+		if f.known == "policy" && slices.Contains([]string{"weighted", "weights", "score", "scorers"}, snakeCase(s)) {
+			hint = "write policy: {weights: {queue: 2, kv_cache: 2, prefix: 3}}"
+		} else if fix := boolWord(s, candidates); fix != "" {
 			hint = "write " + fix
 		} else if f.known == "" && !strings.HasPrefix(hint, "did") {
 			hint = "write " + sample(v.Type(), f)

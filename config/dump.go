@@ -30,19 +30,21 @@ func AnnotatedDefault() []byte {
 	first := Pool{Name: "llama-70b", Models: []string{"meta-llama/Llama-3.3-70B-Instruct"}}
 	first.setDefaults(c)
 	first.Discovery.Static = []Endpoint{
-		{URL: "http://10.0.0.11:8000", Weight: 1},
-		{URL: "http://10.0.0.12:8000", ID: "gpu-b", Weight: 2},
+		{URL: "http://127.0.0.1:8000", Weight: 1},
+		{URL: "http://127.0.0.1:8001", ID: "gpu-b", Weight: 2},
 	}
 	second := Pool{Name: "qwen-coder"}
 	second.setDefaults(c)
-	second.Discovery.Static = []Endpoint{{URL: "https://10.0.0.21", Weight: 1}}
+	second.Discovery.Static = []Endpoint{{URL: "https://127.0.0.1:8443", Weight: 1}}
 	second.Policy = Policy{Weights: map[string]float64{"queue": 2, "kv_cache": 2, "prefix": 3, "lora_affinity": 1}}
 	c.Pools = []Pool{first, second}
 
 	p := printer{docs: docsOf(source), root: c}
+	p.docs["Config.Pools"] += " The two below are examples on this machine: put your own servers in their place."
 	lines := []string{
 		"# Every key of kvgate's configuration. Values are the defaults; lines that begin with \"#\" and no space after it",
-		"# show keys that have none. Only pools is required. `kvgate check FILE` finds every mistake in a file.",
+		"# show keys that have none. Only pools is required: those at the end are examples, to be replaced by yours.",
+		"# `kvgate check FILE` finds every mistake in a file, `kvgate check --probe FILE` also asks the servers in it.",
 		"#",
 		"# Durations carry a unit (500ms, 5s, 2m, 1h30m), sizes too (B, KiB, MiB, GiB, or kB, MB, GB), ratios are 0..1.",
 		"# Names of files are relative to this one. ${NAME} is taken from the environment in secrets, and nowhere else.",

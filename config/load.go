@@ -193,6 +193,10 @@ func (d *decoder) syntax(data []byte, err error) {
 		}
 	}
 	line = min(max(line, 1), len(lines))
+	if at, message, hint := layout(lines); at != nil {
+		d.add(at, "", message, hint)
+		return
+	}
 	text := lines[line-1]
 	hint := "check the indentation of this line and the one above, and put text with special characters in quotes"
 	switch {
@@ -211,6 +215,66 @@ func (d *decoder) syntax(data []byte, err error) {
 	}
 	column := len(text) - len(bytes.TrimLeft(text, " ")) + 1
 	d.add(&yaml.Node{Line: line, Column: column}, "", "not valid YAML: "+clip(message), hint)
+}
+
+var tightKey = regexp.MustCompile(`^\s*(?:- +)*([a-z_]+):([^\s/].*)$`)
+
+// layout finds the line that probably broke the layout of a file which is not valid YAML: a colon or a dash without a
+// space after it, or an indentation that fits no line above. It guesses: it knows nothing of text over several lines.
+func layout(lines [][]byte) (at *yaml.Node, message, hint string) {
+	var known []string
+	known = keysBelow(reflect.TypeFor[Config](), known)
+	levels := []int{0}
+	nests, open := true, 0 // whether the line before may have something below it; brackets that are open
+	for i, raw := range lines {
+		l := string(bytes.TrimRight(raw, " \t\r"))
+		text := strings.TrimLeft(l, " ")
+		if text == "" || text[0] == '#' {
+			continue
+		}
+		was := open
+		open += strings.Count(l, "[") + strings.Count(l, "{") - strings.Count(l, "]") - strings.Count(l, "}")
+		if was > 0 {
+			continue
+		}
+		indent := len(l) - len(text)
+		node := &yaml.Node{Line: i + 1, Column: indent + 1}
+		if m := tightKey.FindStringSubmatch(l); m != nil && slices.Contains(known, m[1]) {
+			return node, "no space after " + strconv.Quote(m[1]+":"), "write " + strconv.Quote(m[1]+": "+clip(m[2]))
+		}
+		if rest, ok := strings.CutPrefix(text, "-"); ok && rest != "" && rest[0] != ' ' && rest != "--" {
+			return node, `no space after "-"`, "write " + strconv.Quote("- "+clip(rest))
+		}
+		for levels[len(levels)-1] > indent {
+			levels = levels[:len(levels)-1]
+			nests = false
+		}
+		switch top := levels[len(levels)-1]; {
+		case indent > top && !nests:
+			return node, fmt.Sprintf("is indented by %d, which fits no line above", indent), fmt.Sprintf("indent it by %d like its neighbours, or as the keys that it belongs to", top)
+		case indent > top:
+			levels = append(levels, indent)
+		}
+		for strings.HasPrefix(text, "- ") { // an item's keys are a level of their own
+			rest := strings.TrimLeft(text[1:], " ")
+			indent += len(text) - len(rest)
+			text = rest
+			levels = append(levels, indent)
+		}
+		nests = strings.HasSuffix(text, ":") || text == "-" || strings.HasSuffix(text, "|") || strings.HasSuffix(text, ">")
+	}
+	return nil, "", ""
+}
+
+// keysBelow appends the names of all keys of t and of what it holds.
+func keysBelow(t reflect.Type, keys []string) []string {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+		t = t.Elem()
+	}
+	for _, f := range structFields(t) {
+		keys = keysBelow(f.typ, append(keys, f.name))
+	}
+	return keys
 }
 
 // position makes a node for the byte at offset at.

@@ -19,9 +19,28 @@ func suggest(word string, candidates []string) string {
 	return best
 }
 
+// meant maps what scorers and policies are called elsewhere, in snake case and without "_scorer", to what they are here.
+var meant = map[string]string{
+	"queue_depth": "queue", "queue_size": "queue", "queue_length": "queue", "waiting": "queue", "waiting_requests": "queue",
+	"kv_cache_usage": "kv_cache", "gpu_cache_usage": "kv_cache", "cache_utilization": "kv_cache", "free_kv": "kv_headroom",
+	"prefix_cache": "prefix", "prefix_aware": "prefix", "cache_aware": "prefix", "precise_prefix_cache": "prefix",
+	"running_queue": "running_requests", "running_queue_size": "running_requests", "running": "running_requests",
+	"active_request": "running_requests", "active_requests": "running_requests", "load_aware": "running_requests",
+	"lora": "lora_affinity", "adapter": "lora_affinity", "adapter_affinity": "lora_affinity",
+	"latency": "predicted_latency", "ttft": "predicted_latency", "session_affinity": "session", "sticky": "session",
+	"leastconn": "least_requests", "least_conn": "least_requests", "least_connections": "least_requests", "least_loaded": "least_requests",
+	"least_outstanding_requests": "least_requests", "least_request": "least_requests",
+	"p2c": "power_of_two", "pow2": "power_of_two", "power_of_two_choices": "power_of_two", "rr": "round_robin",
+	"chash": "consistent_hash", "ring_hash": "consistent_hash", "maglev": "consistent_hash", "default": "auto",
+}
+
 // hintFor is what to write instead of word: the likely candidate, or all of them.
 func hintFor(word, what string, candidates []string) string {
-	if s := suggest(word, candidates); s != "" {
+	s := meant[strings.TrimSuffix(snakeCase(word), "_scorer")]
+	if !slices.Contains(candidates, s) {
+		s = suggest(word, candidates)
+	}
+	if s != "" {
 		return "did you mean " + strconv.Quote(s) + "?"
 	}
 	known := slices.Sorted(slices.Values(candidates))

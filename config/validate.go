@@ -55,7 +55,13 @@ func (d *decoder) validate() {
 	d.listen("listen", c.Listen)
 	d.listen("admin.listen", c.Admin.Listen)
 	if port(c.Listen) == port(c.Admin.Listen) && port(c.Listen) > 0 && overlap(c.Listen, c.Admin.Listen) {
-		d.wrong(d.first("admin.listen", "listen"), strconv.Quote(c.Admin.Listen)+" (admin) collides with "+strconv.Quote(c.Listen)+" (listen)", "use another port")
+		of := func(path, addr string) string {
+			if !d.given(path) {
+				path += ", by default"
+			}
+			return strconv.Quote(addr) + " (" + path + ")"
+		}
+		d.wrong(d.first("admin.listen", "listen"), of("admin.listen", c.Admin.Listen)+" collides with "+of("listen", c.Listen), "use another port for one of the two")
 	}
 	if t := c.TLS; t != nil {
 		d.certificate("tls", t.CertFile, t.KeyFile, true)
@@ -84,6 +90,13 @@ func (d *decoder) validate() {
 		d.wrong(d.first("scrape.timeout", "scrape.stale_after"),
 			fmt.Sprintf("timeout (%s) is not shorter than stale_after (%s), so a slow scrape would be stale on arrival", formatDuration(s.Timeout), formatDuration(s.StaleAfter)),
 			"raise stale_after, or lower timeout")
+	}
+	if host, _, _ := hostPort(c.Admin.Listen); !loopback(host) {
+		d.warn("admin.listen", strconv.Quote(clip(c.Admin.Listen))+" can be reached from other machines and asks for no credentials: anyone there can read endpoint addresses, profiles and the configuration, and reload it",
+			`write "127.0.0.1:`+strconv.Itoa(port(c.Admin.Listen))+`", or keep others out with a network policy`)
+	}
+	if c.Debug.Headers {
+		d.warn("debug.headers", "every client sees the addresses of your endpoints", "write debug: {request_header: X-Kvgate-Debug} to show them on demand")
 	}
 	if h := c.Debug.RequestHeader; h != "" && !headerName.MatchString(h) {
 		d.wrong("debug.request_header", strconv.Quote(clip(h))+" is not a header name", "write letters, digits and \"-\"")
@@ -441,7 +454,12 @@ func (d *decoder) listen(path, s string) {
 	}
 	shown := strconv.Quote(clip(s))
 	if _, err := strconv.ParseUint(s, 10, 16); err == nil {
-		d.wrong(path, shown+" is not an address", "write "+strconv.Quote(":"+s))
+		if path == "admin.listen" {
+			s = "127.0.0.1:" + s
+		} else {
+			s = ":" + s
+		}
+		d.wrong(path, shown+" is not an address", "write "+strconv.Quote(s))
 		return
 	}
 	if strings.Contains(s, "://") {
@@ -464,6 +482,12 @@ func (d *decoder) listen(path, s string) {
 func port(addr string) int {
 	_, p, _ := hostPort(addr)
 	return p
+}
+
+// loopback reports whether only this machine can reach host.
+func loopback(host string) bool {
+	a, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	return host == "localhost" || err == nil && a.IsLoopback()
 }
 
 // overlap reports whether two addresses with the same port cannot both be listened on.

@@ -123,6 +123,9 @@ func TestScorerNames(t *testing.T) {
 	f("runningRequests", "running_requests")
 	f("predictedLatency", "predicted_latency")
 	f("queue-scorer", "queue")
+	f("prefix-cache-scorer", "prefix")
+	f("session-affinity-scorer", "session")
+	f("no-hit-lru-scorer", "lru")
 	f("speed", "")
 	f("", "")
 }

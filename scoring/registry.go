@@ -54,8 +54,14 @@ func Scorers() []Info {
 	return out
 }
 
-// ScorerName returns the registered name that s spells, such as kv_cache for kvCache, kv-cache or KV_CACHE; ok is false if
-// there is none.
+// pluginNames are the names of llm-d's scorers, folded, where they are not ours.
+var pluginNames = map[string]string{
+	"prefixcache": "prefix", "preciseprefixcache": "prefix", "sessionaffinity": "session", "activerequest": "running_requests",
+	"runningrequestssize": "running_requests", "nohitlru": "lru", "latency": "predicted_latency",
+}
+
+// ScorerName returns the registered name that s spells, such as kv_cache for kvCache, kv-cache, KV_CACHE or llm-d's
+// kv-cache-utilization-scorer; ok is false if there is none.
 func ScorerName(s string) (name string, ok bool) {
 	fold := func(s string) string {
 		s = strings.ToLower(strings.NewReplacer("_", "", "-", "").Replace(s))
@@ -63,6 +69,9 @@ func ScorerName(s string) (name string, ok bool) {
 		return strings.TrimSuffix(s, "utilization")
 	}
 	f := fold(s)
+	if n := pluginNames[f]; n != "" {
+		return n, true
+	}
 	for _, e := range scorers {
 		if fold(e.Name) == f {
 			return e.Name, true
