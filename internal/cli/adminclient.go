@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"kvgate/internal/modelsim"
 )
 
 // maxAnswerBytes bounds what is read from an admin listener: a table of 65,000 endpoints takes half of it.
@@ -70,7 +72,7 @@ func (a *adminClient) get(ctx context.Context, path string, v any) error {
 		return fmt.Errorf("admin listener: %s: status %d: %s", path, status, firstLine(data))
 	}
 	if err := json.Unmarshal(data, v); err != nil {
-		return fmt.Errorf("admin listener: %s: %w; is %s a kvgate?", path, err, a.base)
+		return fmt.Errorf("admin listener: %s: %w; is %s a kvgate?", path, modelsim.JSONError(err), a.base)
 	}
 	return nil
 }

@@ -78,7 +78,25 @@ Virtual time: an hour of traffic takes seconds, and one seed gives one result.
 	fl.IntVar(&f.o.MaxBatchTokens, "batch-tokens", 0, "tokens per engine step (default the profile's)")
 	fl.StringVar(&f.out, "out", "", "write runs.csv and plots into this directory")
 	fl.StringVar(&f.format, "format", "svg", "format of plots: svg or png")
+	complete(c, "workload", workloadNames()...)
+	complete(c, "policy", benchPolicyNames()...)
+	complete(c, "profile", modelsim.ProfileNames()...)
+	complete(c, "format", "svg", "png")
 	return c
+}
+
+func workloadNames() (out []string) {
+	for _, g := range policies.Generators {
+		out = append(out, g.Name)
+	}
+	return out
+}
+
+func benchPolicyNames() (out []string) {
+	for _, p := range benchPolicies() {
+		out = append(out, p.Name)
+	}
+	return out
 }
 
 func workloadHelp() string {
@@ -111,8 +129,8 @@ func runBenchPolicies(e *env, c *cobra.Command, f *benchFlags) error {
 	p := policies.Plan{Options: f.o, Seeds: f.seeds, Loads: f.loads}
 	p.Options.Profiles = f.profiles
 	for _, name := range f.profiles {
-		if _, err := modelsim.ProfileByName(name); err != nil {
-			return usage("", "--profile: %w", err)
+		if !slices.Contains(modelsim.ProfileNames(), name) {
+			return notOneOf(c, "profile", name, modelsim.ProfileNames())
 		}
 	}
 	if f.format != "svg" && f.format != "png" {
@@ -122,7 +140,7 @@ func runBenchPolicies(e *env, c *cobra.Command, f *benchFlags) error {
 	for _, name := range f.policies {
 		i := slices.IndexFunc(all, func(q policies.Policy) bool { return q.Name == name })
 		if i < 0 {
-			return usage(c.CommandPath()+" --help", "--policy: no policy %q", name)
+			return notOneOf(c, "policy", name, benchPolicyNames())
 		}
 		p.Policies = append(p.Policies, all[i])
 	}
@@ -137,14 +155,12 @@ func runBenchPolicies(e *env, c *cobra.Command, f *benchFlags) error {
 	} else {
 		names := f.workloads
 		if len(names) == 0 {
-			for _, g := range policies.Generators {
-				names = append(names, g.Name)
-			}
+			names = workloadNames()
 		}
 		for _, name := range names {
 			g, ok := policies.GeneratorByName(name)
 			if !ok {
-				return usage(c.CommandPath()+" --help", "--workload: no workload %q", name)
+				return notOneOf(c, "workload", name, workloadNames())
 			}
 			p.Workloads = append(p.Workloads, func(seed uint64) (*policies.Workload, error) { return g.Make(f.requests, seed), nil })
 		}

@@ -6,13 +6,16 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"kvgate/internal/demo"
+	"kvgate/scoring"
 )
 
 func newDemo(e *env) *cobra.Command {
@@ -27,6 +30,17 @@ a table. It needs no GPU, no network and no configuration.`,
   kvgate demo --keep                # then stay up for curl`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			switch {
+			case c.Flags().Changed("rate") && (o.PerSecond <= 0 || o.PerSecond > 1000):
+				return usage("kvgate demo --rate 6", "--rate %g; want a number above 0, up to 1000", o.PerSecond)
+			case c.Flags().Changed("length") && (o.Length <= 0 || o.Length > time.Hour):
+				return usage("kvgate demo --length 18s", "--length %s; want a duration above 0, up to 1h", o.Length)
+			}
+			for _, p := range o.Policies {
+				if !slices.Contains(scoring.PolicyNames(), p) {
+					return notOneOf(c, "policy", p, scoring.PolicyNames())
+				}
+			}
 			o.Out = e.stdout
 			o.Color, o.Width = terminal(e.stdout, e.lookup)
 			ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
@@ -46,6 +60,7 @@ a table. It needs no GPU, no network and no configuration.`,
 	fl.StringSliceVar(&o.Policies, "policy", nil, "policies to compare, in order (default round_robin,auto)")
 	fl.StringVar(&o.Listen, "listen", "127.0.0.1:8080", "with --keep: where the gateway listens, if that is free")
 	fl.StringVar(&o.AdminAddr, "admin-listen", "127.0.0.1:9090", "with --keep: where its admin listener listens, if that is free")
+	complete(c, "policy", scoring.PolicyNames()...)
 	return c
 }
 

@@ -9,33 +9,46 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"kvgate/internal/gateway"
+	"kvgate/internal/modelsim"
 	"kvgate/pool"
 	"kvgate/scoring"
 )
 
 func newExplain(e *env) *cobra.Command {
 	var a adminClient
-	var model, file, path, snapshot, policy string
+	var model, adapter, file, path, snapshot, policy string
+	var promptTokens int
 	var asJSON bool
 	c := &cobra.Command{
-		Use:   "explain [-m MODEL | --body FILE] [--snapshot FILE]",
+		Use:   "explain [-m MODEL [--adapter A] | --body FILE] [--snapshot FILE]",
 		Short: "Show where a request would go now, and why",
 		Long: `Show where a request would go now, and why: what each endpoint would cost and what that is made of. The request is a body
-on standard input or in a file, or with -m a short chat message to a model. Nothing is sent to an endpoint, nothing is booked.
+on standard input or in a file, or with -m a chat message to a model or adapter. Nothing is sent to an endpoint, nothing is booked.
 
 With --snapshot it decides on a saved /debug/snapshot instead of asking a running gateway. Such a file holds what was known
 of every endpoint, but not what was learned of models, nor which prefixes were cached where.`,
 		Example: `  kvgate explain -m llama-3-8b
-  kvgate explain < body.json
+  kvgate explain -m llama-3-8b --adapter sql --prompt-tokens 2000
+  echo '{"model": "sql", "messages": [{"role": "user", "content": "Hello"}]}' | kvgate explain
   curl -s http://127.0.0.1:9090/debug/snapshot > snapshot.json
   kvgate explain -m llama-3-8b --snapshot snapshot.json --policy least_requests`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			body, err := explainBody(e, model, file)
+			if adapter != "" { // clients ask for an adapter by its own name
+				model = adapter
+			}
+			if promptTokens < 1 || promptTokens > 1<<24 {
+				return usage("kvgate explain -m MODEL --prompt-tokens 1000", "--prompt-tokens %d; want 1 to %d", promptTokens, 1<<24)
+			}
+			if c.Flags().Changed("prompt-tokens") && model == "" {
+				return usage("kvgate explain -m MODEL --prompt-tokens 1000", "--prompt-tokens needs -m: a body has a prompt of its own")
+			}
+			body, err := explainBody(e, model, promptTokens, file)
 			if err != nil {
 				return err
 			}
@@ -59,21 +72,25 @@ of every endpoint, but not what was learned of models, nor which prefixes were c
 	}
 	fl := c.Flags()
 	fl.StringVarP(&model, "model", "m", "", "model or adapter to ask, instead of a body")
+	fl.StringVar(&adapter, "adapter", "", "LoRA adapter of the model to ask, instead of a body")
+	fl.IntVar(&promptTokens, "prompt-tokens", 1, "with -m: length of its prompt, about; none of it is cached anywhere")
 	fl.StringVar(&file, "body", "-", "file with the request's body; - is standard input")
 	fl.StringVar(&path, "path", "/v1/chat/completions", "path that the request is for")
 	fl.StringVar(&snapshot, "snapshot", "", "decide on this saved /debug/snapshot")
 	fl.StringVar(&policy, "policy", "", "with --snapshot: the policy to decide by (default auto)")
 	fl.BoolVar(&asJSON, "json", false, "print JSON")
 	adminFlags(c, &a)
+	complete(c, "policy", scoring.PolicyNames()...)
 	return c
 }
 
-func explainBody(e *env, model, file string) ([]byte, error) {
+func explainBody(e *env, model string, promptTokens int, file string) ([]byte, error) {
 	switch {
 	case model != "" && file != "-":
 		return nil, usage("kvgate explain --body "+file, "-m and --body exclude each other")
 	case model != "":
-		return json.Marshal(map[string]any{"model": model, "messages": []map[string]string{{"role": "user", "content": "Hello"}}})
+		content := strings.Repeat("~~~ ", promptTokens) // four bytes a token, as English has; nobody sends this
+		return json.Marshal(map[string]any{"model": model, "messages": []map[string]string{{"role": "user", "content": content}}})
 	case file != "-":
 		return os.ReadFile(file)
 	}
@@ -94,7 +111,7 @@ func explainRunning(ctx context.Context, a *adminClient, path string, body []byt
 		return x, errors.New(firstLine(data))
 	}
 	if err := json.Unmarshal(data, &x); err != nil {
-		return x, fmt.Errorf("explain: %w", err)
+		return x, fmt.Errorf("explain: %w", modelsim.JSONError(err))
 	}
 	return x, nil
 }
@@ -106,7 +123,7 @@ func explainSnapshot(file, policy, path string, body []byte) (x scoring.Explanat
 	}
 	var v pool.View
 	if err := json.Unmarshal(data, &v); err != nil {
-		return x, fmt.Errorf("%s: %w; want what /debug/snapshot printed", file, err)
+		return x, fmt.Errorf("%s: %w; want what /debug/snapshot printed", file, modelsim.JSONError(err))
 	}
 	t, now, err := v.Table()
 	if err != nil {

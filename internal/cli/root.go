@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -121,7 +122,10 @@ already holds the adapter, already holds the prompt's prefix and has room in its
 		RunE:          helpOrUnknown,
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.SetHelpCommand(&cobra.Command{Hidden: true, Use: "no-help-command"})
+	root.SetHelpCommand(newHelp())
+	root.Version = versionLine()
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.Flags().BoolP("version", "v", false, "print which kvgate this is")
 	root.SetIn(e.stdin)
 	root.SetOut(e.stdout)
 	root.SetErr(e.stderr)
@@ -130,6 +134,9 @@ already holds the adapter, already holds the prompt's prefix and has room in its
 	root.SetUsageTemplate(usageTemplate)
 	root.SetHelpTemplate("{{with (or .Long .Short)}}{{. | trimTrailingWhitespaces}}{{end}}\n\n{{.UsageString}}")
 	cobra.AddTemplateFunc("exitHelp", func() string { return exitHelp })
+	cobra.AddTemplateFunc("exitCodes", func(c *cobra.Command) bool {
+		return c == c.Root() || slices.Contains([]string{"serve", "check"}, c.Name())
+	})
 	each(root, func(c *cobra.Command) {
 		c.DisableFlagsInUseLine = true
 		c.Flags().BoolP("help", "h", false, "show this help")
@@ -168,9 +175,9 @@ Commands:{{range .Commands}}{{if .IsAvailableCommand}}
   {{rpad .Name .NamePadding }} {{.Short}}{{end}}{{end}}{{end}}{{if .HasAvailableLocalFlags}}
 
 Flags:
-{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}
+{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}{{- if exitCodes .}}
 
-{{exitHelp}}
+{{exitHelp}}{{end}}
 `
 
 // helpOrUnknown runs commands that only have subcommands.
@@ -207,10 +214,76 @@ func notACommand(c *cobra.Command, word string) error {
 	return usage(c.CommandPath()+" --help", "unknown command %q for %q", word, c.CommandPath())
 }
 
+// newHelp is `kvgate help COMMAND`; unknownCommand has turned it into --help before it could run.
+func newHelp() *cobra.Command {
+	return &cobra.Command{
+		Use:     "help [COMMAND]",
+		Short:   "Show the help of a command",
+		Example: "  kvgate help serve",
+		ValidArgsFunction: func(c *cobra.Command, args []string, _ string) (out []string, _ cobra.ShellCompDirective) {
+			if at, _, err := c.Root().Find(args); err == nil {
+				for _, sub := range at.Commands() {
+					if sub.IsAvailableCommand() {
+						out = append(out, sub.Name()+"\t"+sub.Short)
+					}
+				}
+			}
+			return out, cobra.ShellCompDirectiveNoFileComp
+		},
+		Run: func(c *cobra.Command, _ []string) { _ = c.Root().Help() },
+	}
+}
+
+// complete has shells offer values for a flag, each of several if it takes a list.
+func complete(c *cobra.Command, flag string, values ...string) {
+	_ = c.RegisterFlagCompletionFunc(flag, func(_ *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
+		done := word[:strings.LastIndexByte(word, ',')+1]
+		out := make([]string, len(values))
+		for i, v := range values {
+			out[i] = done + v
+		}
+		return out, cobra.ShellCompDirectiveNoFileComp
+	})
+}
+
+// notOneOf is the error of a flag whose value is none of those known.
+func notOneOf(c *cobra.Command, flag, value string, known []string) error {
+	best, distance := "", max(3, len(value)/3)
+	for _, k := range known {
+		if d := editDistance(value, k); d < distance {
+			best, distance = k, d
+		}
+	}
+	if best == "" {
+		return usage(c.CommandPath()+" --help", "--%s: unknown %q; want one of %s", flag, value, strings.Join(known, ", "))
+	}
+	return usage(c.CommandPath()+" --"+flag+" "+best, "--%s: unknown %q; did you mean %q?", flag, value, best)
+}
+
+// wanted says in words what a flag of a Go type takes.
+func wanted(kind string) string {
+	switch kind {
+	case "duration":
+		return "a duration such as 5s"
+	case "int", "uint64":
+		return "a whole number"
+	case "float64":
+		return "a number"
+	case "float64Slice":
+		return "numbers with commas between them"
+	case "bool":
+		return "true or false"
+	}
+	return "text"
+}
+
 // flagError explains a flag that does not exist or has a bad value.
 func flagError(c *cobra.Command, err error) error {
 	if errors.Is(err, pflag.ErrHelp) {
 		return err
+	}
+	if iv, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
+		return usage(c.CommandPath()+" --help", "--%s: %q; want %s", iv.GetFlag().Name, iv.GetValue(), wanted(iv.GetFlag().Value.Type()))
 	}
 	word := ""
 	if ne, ok := errors.AsType[*pflag.NotExistError](err); ok {
@@ -272,7 +345,7 @@ func fromEnvironment(c *cobra.Command, lookup func(string) (string, bool)) (err 
 		}
 		if v, ok := lookup(names[0]); ok && v != "" {
 			if e := f.Value.Set(v); e != nil {
-				err = usage("", "environment variable %s: %w", names[0], e)
+				err = usage("", "environment variable %s: %q; want %s", names[0], v, wanted(f.Value.Type()))
 				return
 			}
 			f.Changed = true

@@ -28,7 +28,7 @@ SIGHUP, a change of the file, or POST /-/reload on the admin listener reload it:
 nothing. SIGTERM and SIGINT drain: /-/ready fails at once, after drain.delay no new requests are accepted, and what still
 runs after drain.timeout is cut off. A second signal cuts it off at once, with exit code 4.`,
 		Example: `  kvgate serve -c config.yaml
-  kvgate check config.yaml && kill -HUP $(pidof kvgate)`,
+  kvgate check config.yaml && kvgate reload`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if file == "" {

@@ -3,10 +3,12 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -41,10 +43,16 @@ Profiles: ` + strings.Join(modelsim.ProfileNames(), ", "),
 				f := modelsim.Fault{Kind: modelsim.FaultKind(text)}
 				if strings.HasPrefix(text, "{") {
 					if err := json.Unmarshal([]byte(text), &f); err != nil {
-						return usage(`--fault '{"kind":"status","status":503}'`, "--fault %s: %w", text, err)
+						return usage(`--fault '{"kind":"status","status":503}'`, "--fault %s: %w", text, modelsim.JSONError(err))
 					}
 				}
 				list = append(list, f)
+			}
+			if !slices.Contains(modelsim.ProfileNames(), o.Profile) {
+				return notOneOf(c, "profile", o.Profile, modelsim.ProfileNames())
+			}
+			if o.Speedup <= 0 {
+				return usage("kvgate sim --speedup 10", "--speedup %g; want a number above 0", o.Speedup)
 			}
 			if n < 1 || n > 1000 {
 				return usage("kvgate sim -n 4", "-n %d; want 1 to 1000", n)
@@ -70,6 +78,8 @@ Profiles: ` + strings.Join(modelsim.ProfileNames(), ", "),
 	fl.StringVar(&o.APIKey, "api-key", "", "key that requests below /v1 must carry (default none)")
 	fl.Uint64Var(&o.Seed, "seed", 0, "changes drawn lengths and words")
 	fl.BoolVar(&o.AllowRemote, "allow-remote", false, "listen on addresses that are not loopback")
+	complete(c, "profile", modelsim.ProfileNames()...)
+	complete(c, "dialect", string(modelsim.DialectVLLM), string(modelsim.DialectVLLM08))
 	return c
 }
 
@@ -97,7 +107,10 @@ func sim(ctx context.Context, e *env, o modelsim.Options, n int, fill float64, f
 			so.Listen = net.JoinHostPort(host, strconv.Itoa(port+i))
 		}
 		s, err := modelsim.New(so)
-		if err != nil {
+		switch {
+		case errors.Is(err, modelsim.ErrNotLoopback):
+			return usage("kvgate sim --allow-remote --listen "+so.Listen, "%w", err)
+		case err != nil:
 			return fmt.Errorf("server %d: %w", i+1, err)
 		}
 		servers = append(servers, s)

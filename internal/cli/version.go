@@ -17,20 +17,24 @@ func newVersion(e *env) *cobra.Command {
 		Example: "  kvgate version --json",
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			in := version.Get()
 			if asJSON {
-				return printJSON(e, in)
+				return printJSON(e, version.Get())
 			}
-			fmt.Fprintf(e.stdout, "kvgate %s", in.Version)
-			if in.Revision != "" {
-				fmt.Fprintf(e.stdout, " (%.12s)", in.Revision)
-			}
-			fmt.Fprintf(e.stdout, " %s %s\n", in.GoVersion, in.Platform)
-			return nil
+			_, err := fmt.Fprintln(e.stdout, versionLine())
+			return err
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return c
+}
+
+// versionLine is the build in one line.
+func versionLine() string {
+	in, revision := version.Get(), ""
+	if in.Revision != "" {
+		revision = fmt.Sprintf(" (%.12s)", in.Revision)
+	}
+	return fmt.Sprintf("kvgate %s%s %s %s", in.Version, revision, in.GoVersion, in.Platform)
 }
 
 func printJSON(e *env, v any) error {

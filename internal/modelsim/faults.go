@@ -268,7 +268,7 @@ func (s *Server) serveControl(w http.ResponseWriter, r *http.Request) {
 		if err := json.Unmarshal(body, &list); err != nil {
 			var one Fault
 			if err := json.Unmarshal(body, &one); err != nil {
-				fail(fmt.Errorf("body: %w; want a fault or a list of faults", err))
+				fail(fmt.Errorf("body: %w; want a fault or a list of faults", JSONError(err)))
 				return
 			}
 			list = []Fault{one}
@@ -292,7 +292,7 @@ func (s *Server) serveControl(w http.ResponseWriter, r *http.Request) {
 			Fraction float64 `json:"fraction"`
 		}
 		if err := json.Unmarshal(body, &in); err != nil {
-			fail(err)
+			fail(JSONError(err))
 			return
 		}
 		if err := s.Fill(in.Fraction); err != nil {

@@ -11,6 +11,7 @@ import (
 	"math"
 	"mime/multipart"
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -273,7 +274,7 @@ func (x *exchange) readBody() error {
 
 func (x *exchange) parseBody() *apiError {
 	if err := json.Unmarshal(x.body, &x.fields); err != nil {
-		return badRequest("[{'type': 'json_invalid', 'loc': ('body', 0), 'msg': 'JSON decode error', 'ctx': {'error': %q}}]", err.Error())
+		return badRequest("[{'type': 'json_invalid', 'loc': ('body', 0), 'msg': 'JSON decode error', 'ctx': {'error': %q}}]", JSONError(err).Error())
 	}
 	return nil
 }
@@ -287,7 +288,7 @@ func (x *exchange) field(name string, v any) *apiError {
 	if err := json.Unmarshal(raw, v); err != nil {
 		return &apiError{
 			http.StatusBadRequest, "BadRequestError",
-			fmt.Sprintf("1 validation error: ('body', '%s'): Input should be a valid %T", name, v), name,
+			fmt.Sprintf("1 validation error: ('body', '%s'): Input should be %s", name, jsonNoun(reflect.TypeOf(v))), name,
 		}
 	}
 	return nil

@@ -217,6 +217,9 @@ func New(opt Options) (*Server, error) {
 	return s, nil
 }
 
+// ErrNotLoopback is the error of [New] for an address that other machines reach, without [Options].AllowRemote.
+var ErrNotLoopback = errors.New("not a loopback address, so others could reach it")
+
 func checkLoopback(addr string) error {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -225,7 +228,7 @@ func checkLoopback(addr string) error {
 	if ip, err := netip.ParseAddr(host); host == "localhost" || err == nil && ip.IsLoopback() {
 		return nil
 	}
-	return fmt.Errorf("listen %q: not a loopback address; set AllowRemote to serve others", addr)
+	return fmt.Errorf("listen %q: %w", addr, ErrNotLoopback)
 }
 
 // listen opens the port; s.mu must be held.
