@@ -90,14 +90,22 @@ var (
 	sliceVersion     = discoveryv1.SchemeGroupVersion
 	inferenceVersion = schema.GroupVersion{Group: "inference.networking.k8s.io", Version: "v1"}
 
-	kubePods = kubeKind{coreVersion, "pods",
-		func() runtime.Object { return &corev1.Pod{} }, func() runtime.Object { return &corev1.PodList{} }}
-	kubeServices = kubeKind{coreVersion, "services",
-		func() runtime.Object { return &corev1.Service{} }, func() runtime.Object { return &corev1.ServiceList{} }}
-	kubeSlices = kubeKind{sliceVersion, "endpointslices",
-		func() runtime.Object { return &discoveryv1.EndpointSlice{} }, func() runtime.Object { return &discoveryv1.EndpointSliceList{} }}
-	kubePools = kubeKind{inferenceVersion, "inferencepools",
-		func() runtime.Object { return &inferencePool{} }, func() runtime.Object { return &inferencePoolList{} }}
+	kubePods = kubeKind{
+		coreVersion, "pods",
+		func() runtime.Object { return &corev1.Pod{} }, func() runtime.Object { return &corev1.PodList{} },
+	}
+	kubeServices = kubeKind{
+		coreVersion, "services",
+		func() runtime.Object { return &corev1.Service{} }, func() runtime.Object { return &corev1.ServiceList{} },
+	}
+	kubeSlices = kubeKind{
+		sliceVersion, "endpointslices",
+		func() runtime.Object { return &discoveryv1.EndpointSlice{} }, func() runtime.Object { return &discoveryv1.EndpointSliceList{} },
+	}
+	kubePools = kubeKind{
+		inferenceVersion, "inferencepools",
+		func() runtime.Object { return &inferencePool{} }, func() runtime.Object { return &inferencePoolList{} },
+	}
 )
 
 // kubeCodecs know the kinds above only. The clientset of client-go knows all and would double the size of the binary.
