@@ -21,6 +21,9 @@ import (
 	"kvgate/config"
 )
 
+// serviceKind begins messages about Services as Kubernetes spells them.
+const serviceKind = "Service"
+
 func init() {
 	register("kubernetes", "Endpoints of a Service, pods by label, or an InferencePool of a Kubernetes cluster.",
 		func(d *config.Discovery) (config.KubernetesSource, bool) {
@@ -262,7 +265,7 @@ func (s *kube) serviceTargets(v *kubeView, p *problems) ([]Target, error) {
 		p.add("Service %s/%s does not exist: create it, or correct service or namespaces", v.namespace, s.Service)
 		return nil, nil
 	case svc.Spec.Type == corev1.ServiceTypeExternalName:
-		return nil, fmt.Errorf("Service %s/%s is of type ExternalName and has no endpoints: use discovery.dns with name %s", v.namespace, s.Service, svc.Spec.ExternalName)
+		return nil, fmt.Errorf("%s %s/%s is of type ExternalName and has no endpoints: use discovery.dns with name %s", serviceKind, v.namespace, s.Service, svc.Spec.ExternalName)
 	}
 	port, err := s.servicePort(svc)
 	if err != nil {
@@ -373,11 +376,11 @@ func (s *kube) servicePort(svc *corev1.Service) (*corev1.ServicePort, error) {
 	at := svc.Namespace + "/" + svc.Name
 	switch {
 	case len(ports) == 0:
-		return nil, fmt.Errorf("Service %s has no ports: add one to its spec.ports", at)
+		return nil, fmt.Errorf("%s %s has no ports: add one to its spec.ports", serviceKind, at)
 	case s.Port != "":
-		return nil, fmt.Errorf("Service %s has no port %q, only %s: correct discovery.kubernetes.port", at, s.Port, strings.Join(known, ", "))
+		return nil, fmt.Errorf("%s %s has no port %q, only %s: correct discovery.kubernetes.port", serviceKind, at, s.Port, strings.Join(known, ", "))
 	case len(ports) > 1:
-		return nil, fmt.Errorf("Service %s has several ports (%s): set discovery.kubernetes.port to one of them", at, strings.Join(known, ", "))
+		return nil, fmt.Errorf("%s %s has several ports (%s): set discovery.kubernetes.port to one of them", serviceKind, at, strings.Join(known, ", "))
 	}
 	return &ports[0], nil
 }
