@@ -25,7 +25,7 @@ var faultyPages = []struct {
 	state   State
 	says    string // in the error
 }{
-	{"hung", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, FaultTimeout, StateDown, "no whole answer within"},
+	{"hung", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, FaultTimeout, StateUnmeasured, "no whole answer within"},
 	{"slow", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Length", "100000")
 		for i := 0; r.Context().Err() == nil; i++ {
@@ -36,8 +36,8 @@ var faultyPages = []struct {
 			case <-time.After(5 * time.Millisecond):
 			}
 		}
-	}, FaultTimeout, StateDown, "no whole answer within"},
-	{"500", func(w http.ResponseWriter, _ *http.Request) { http.Error(w, vllmPage, 500) }, FaultStatus, StateDown, "status 500; want 200"},
+	}, FaultTimeout, StateUnmeasured, "no whole answer within"},
+	{"500", func(w http.ResponseWriter, _ *http.Request) { http.Error(w, vllmPage, 500) }, FaultStatus, StateUnmeasured, "status 500; want 200"},
 	{"404", http.NotFound, FaultNotFound, StateUnmeasured, "status 404; want 200"},
 	{"401", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(401) }, FaultUnauthorized, StateUnmeasured, "api_key"},
 	{"endless", func(w http.ResponseWriter, r *http.Request) {
@@ -97,11 +97,11 @@ var faultyPages = []struct {
 		w.Header().Set("Content-Length", "100000")
 		fmt.Fprint(w, vllmPage)
 		panic(http.ErrAbortHandler)
-	}, FaultReset, StateDown, "the connection ended before the answer"},
+	}, FaultReset, StateUnmeasured, "the connection ended before the answer"},
 	{"huge header", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("X-Huge", strings.Repeat("x", 1<<20))
 		fmt.Fprint(w, vllmPage)
-	}, FaultReset, StateDown, "the connection ended before the answer"},
+	}, FaultReset, StateUnmeasured, "the connection ended before the answer"},
 }
 
 // A page at fault leaves its endpoint in the table, not scraped, its requests unaffected; the error says what to do, and

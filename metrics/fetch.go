@@ -10,7 +10,9 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -22,6 +24,7 @@ type Fault string
 const (
 	FaultNone         Fault = ""
 	FaultRefused      Fault = "refused"      // nothing listens there, or the name doesn't resolve
+	FaultUnreachable  Fault = "unreachable"  // no route to it, or no connection in time
 	FaultTimeout      Fault = "timeout"      // no whole page in time
 	FaultTLS          Fault = "tls"          // no agreement on TLS, or one side doesn't speak it
 	FaultReset        Fault = "reset"        // the connection ended before the page
@@ -40,10 +43,15 @@ const (
 // reachable reports whether the server answered, so that only its page is at fault.
 func (f Fault) reachable() bool {
 	switch f {
-	case FaultNone, FaultRefused, FaultTimeout, FaultTLS, FaultReset, FaultStatus:
+	case FaultNone, FaultRefused, FaultUnreachable, FaultTimeout, FaultTLS, FaultReset, FaultStatus:
 		return false
 	}
 	return true
+}
+
+// Unconnected reports whether there was no connection over which the server could have been asked.
+func (f Fault) Unconnected() bool {
+	return f == FaultRefused || f == FaultUnreachable || f == FaultTLS
 }
 
 // An Error is a scrape that failed.
@@ -120,7 +128,8 @@ func newClient(t *http.Transport, apiKey string, timeout time.Duration, limit in
 func (c *client) get(ctx context.Context, url, accept string, read func(h http.Header, body io.Reader, framed bool) error) error {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	var dial dialing
+	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(ctx, dial.trace()), http.MethodGet, url, nil)
 	if err != nil {
 		return &Error{Fault: FaultRefused, URL: url, What: err.Error(), Err: err}
 	}
@@ -131,7 +140,11 @@ func (c *client) get(ctx context.Context, url, accept string, read func(h http.H
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return c.describe(url, err)
+		err = c.describe(url, err)
+		if e, ok := err.(*Error); ok && e.Fault == FaultTimeout && dial.begun.Load() && !dial.done.Load() {
+			e.Fault, e.What = FaultUnreachable, fmt.Sprintf("no connection within %v", c.timeout)
+		}
+		return err
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
@@ -145,6 +158,22 @@ func (c *client) get(ctx context.Context, url, accept string, read func(h http.H
 		return c.describe(url, err)
 	}
 	return nil
+}
+
+// dialing tells a server that cannot be connected to from one that does not answer: to the client both are timeouts.
+type dialing struct{ begun, done atomic.Bool }
+
+func (d *dialing) trace() *httptrace.ClientTrace {
+	return &httptrace.ClientTrace{
+		DNSStart:     func(httptrace.DNSStartInfo) { d.begun.Store(true) },
+		ConnectStart: func(string, string) { d.begun.Store(true) },
+		ConnectDone: func(_, _ string, err error) {
+			if err == nil {
+				d.done.Store(true)
+			}
+		},
+		GotConn: func(httptrace.GotConnInfo) { d.done.Store(true) }, // it may be another's
+	}
 }
 
 // decoded returns the body of resp without the compression that nobody asked for.
@@ -277,7 +306,7 @@ func (c *client) describe(url string, err error) error {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		e.Fault, e.What = FaultRefused, "connection refused: nothing listens there"
 	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
-		e.Fault, e.What = FaultRefused, cause(err)
+		e.Fault, e.What = FaultUnreachable, cause(err)
 	default:
 		e.Fault, e.What = FaultReset, "the connection ended before the answer: "+cause(err)
 	}

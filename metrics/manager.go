@@ -140,7 +140,7 @@ func (m *Manager) Sync(endpoints []*pool.Endpoint) error {
 			errs = append(errs, err)
 			continue
 		}
-		m.start(e)
+		m.start(e, nil)
 	}
 	return errors.Join(errs...)
 }
@@ -156,13 +156,17 @@ func (o *Options) check(e *pool.Endpoint) error {
 	return nil
 }
 
-func (m *Manager) start(e *pool.Endpoint) {
+// start begins to scrape e. Where before did so until now, what it made of e goes on to hold.
+func (m *Manager) start(e *pool.Endpoint, before *scraper) {
 	t := m.transports[e.Pool]
 	if t == nil {
 		t = newTransport(m.opts.Pools[e.Pool].TLS)
 		m.transports[e.Pool] = t
 	}
 	s := newScraper(m.table, e, m.opts, newClient(t, m.opts.Pools[e.Pool].APIKey, m.opts.Timeout, m.opts.MaxPageBytes), m.taken)
+	if before != nil {
+		s.state.Store(before.state.Load())
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel
 	m.scrapers[e] = s
@@ -199,7 +203,7 @@ func (m *Manager) Configure(o Options) error {
 		s.cancel()
 		delete(m.scrapers, e)
 		if m.opts.check(e) == nil {
-			m.start(e)
+			m.start(e, s)
 		}
 	}
 	return nil

@@ -3,8 +3,10 @@ package metrics
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,16 +20,20 @@ type paced struct {
 	hosts *hosts
 	delay time.Duration
 	down  bool
+	fail  error // nil when down: the connection is cut
 	start time.Time
 	at    map[string][]time.Duration // path to times since start
 }
 
 func (p *paced) RoundTrip(r *http.Request) (*http.Response, error) {
 	p.mu.Lock()
-	delay, down := p.delay, p.down
+	delay, down, fail := p.delay, p.down, p.fail
 	p.at[r.URL.Path] = append(p.at[r.URL.Path], time.Since(p.start))
 	p.mu.Unlock()
 	time.Sleep(delay)
+	if down && fail != nil {
+		return nil, fail
+	}
 	if down {
 		return nil, fmt.Errorf("the wire is cut")
 	}
@@ -158,6 +164,88 @@ func TestPace(t *testing.T) {
 		p.hosts.mu.Unlock()
 		time.Sleep(2 * minute)
 		within(t, "lists in two minutes", p.between("/v1/models", 0, 2*minute), 3, 6)
+	})
+}
+
+// An endpoint that takes no connections is down after two tries in a row, and up again within 2 s of taking them; one
+// failure of a server that was there is none, and a page that hangs says nothing about the server.
+func TestUnreachable(t *testing.T) {
+	down := func(table *pool.Table) bool { return table.Load().Rows[0].State&pool.Unreachable != 0 }
+	for _, f := range []struct {
+		name string
+		err  error
+		down bool
+	}{
+		{"refused", syscall.ECONNREFUSED, true},
+		{"no route", syscall.EHOSTUNREACH, true},
+		{"unknown name", &net.DNSError{Err: "no such host", Name: "h", IsNotFound: true}, true},
+		{"cut", nil, false},
+		{"hung", context.DeadlineExceeded, false},
+	} {
+		for _, lists := range []bool{true, false} {
+			pace(t, fmt.Sprintf("%s, list %v", f.name, lists), "tgi", "tgi_batch_current_size 0\n", func(p *paced, _ *pool.Endpoint, table *pool.Table) {
+				if !lists {
+					p.hosts.mu.Lock()
+					delete(p.hosts.answers, "h:8000/v1/models")
+					p.hosts.mu.Unlock()
+				}
+				time.Sleep(30 * time.Second)
+				if down(table) {
+					t.Fatal("down from the start")
+				}
+				p.set(func() { p.down, p.fail = true, f.err })
+				time.Sleep(6 * time.Second) // a calm page is read each 4 s
+				if down(table) != f.down {
+					t.Errorf("down %v after 6 s; want %v", down(table), f.down)
+				}
+				time.Sleep(2 * time.Minute)
+				if down(table) != f.down {
+					t.Errorf("down %v after two minutes; want %v", down(table), f.down)
+				}
+				p.set(func() { p.down = false })
+				time.Sleep(2 * time.Second)
+				if down(table) {
+					t.Error("down 2 s after it came back")
+				}
+				time.Sleep(4 * time.Second)
+				if s := table.Load().Rows[0].State; s&pool.Unmeasured != 0 {
+					t.Errorf("state %b; want it to be measured", s)
+				}
+			})
+		}
+	}
+	pace(t, "one failure", "tgi", "tgi_batch_current_size 0\n", func(p *paced, _ *pool.Endpoint, table *pool.Table) {
+		time.Sleep(30 * time.Second)
+		for range 20 { // one refusal at a time, whatever it was that was asked for
+			p.mu.Lock()
+			p.down, p.fail = true, syscall.ECONNREFUSED
+			n := len(p.at["/metrics"]) + len(p.at["/v1/models"])
+			p.mu.Unlock()
+			for asked := n; asked == n; {
+				time.Sleep(time.Millisecond)
+				p.set(func() { asked = len(p.at["/metrics"]) + len(p.at["/v1/models"]); p.down = asked == n })
+			}
+			time.Sleep(2 * time.Millisecond)
+			s := table.Load().Rows[0].State
+			time.Sleep(5 * time.Second)
+			if s |= table.Load().Rows[0].State; s&(pool.Unreachable|pool.Unmeasured) != 0 {
+				t.Fatalf("state %b after one refusal", s)
+			}
+		}
+	})
+	pace(t, "never there", "tgi", "", func(p *paced, e *pool.Endpoint, table *pool.Table) {
+		p.set(func() { p.down, p.fail = true, syscall.ECONNREFUSED })
+		time.Sleep(time.Second)
+		if !down(table) {
+			t.Error("not down after the first refusals")
+		}
+		if !table.SetState(e, pool.Unreachable, false, 2) { // as a request does that gets an answer
+			t.Error("nothing to clear")
+		}
+		time.Sleep(10 * time.Second)
+		if !down(table) {
+			t.Error("an answered request has the last word, though there are no connections")
+		}
 	})
 }
 

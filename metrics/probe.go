@@ -50,7 +50,7 @@ func ScrapeOnce(ctx context.Context, e *pool.Endpoint, o Options) (Result, error
 	src, err := s.locator.locate(ctx)
 	r.Took = time.Since(start)
 	r.explain(src, err, o.Wall())
-	if faultOf(err) != FaultRefused {
+	if f := faultOf(err); f != FaultRefused && f != FaultUnreachable {
 		r.Models, r.ModelsErr = s.locator.models(ctx, modelsURL(e, src))
 	} else {
 		r.ModelsErr = err

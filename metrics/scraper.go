@@ -5,6 +5,8 @@ import (
 	"errors"
 	"net/url"
 	"strconv"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"kvgate/pool"
@@ -18,8 +20,8 @@ const (
 	StateUnknown    State = "unknown"    // not scraped yet
 	StateUp         State = "up"         // its page is read and understood
 	StateAsleep     State = "asleep"     // it says that its weights are offloaded, or its page must not be touched because of that
-	StateUnmeasured State = "unmeasured" // it answers, but no page of it is understood: it is known by our own requests alone
-	StateDown       State = "down"       // it doesn't answer, or not in time
+	StateUnmeasured State = "unmeasured" // no page of it is read in time and understood: it is known by our own requests alone
+	StateDown       State = "down"       // it takes no connections
 )
 
 // A Scrape is the outcome of one scrape, for counting.
@@ -40,9 +42,12 @@ type scraper struct {
 	locator  locator
 	cancel   context.CancelFunc
 
-	source    *source // nil until located
-	state     State
-	failures  int // scrapes in a row
+	source    *source               // nil until located
+	state     atomic.Pointer[State] // never nil; written by the scraper's goroutine, read when a scraper replaces it
+	failures  int                   // scrapes in a row
+	lost      error                 // in this step: why there was no connection to the endpoint
+	heard     bool                  // in this step: there was one
+	losses    int                   // steps in a row without a connection
 	interval  time.Duration
 	adapters  []string // of the page read last
 	loraOff   bool     // the page says that the server takes no adapters
@@ -62,10 +67,11 @@ func keyOf(e *pool.Endpoint) specKey { return specKey{e.Spec().MetricsURL, e.Spe
 
 func newScraper(t *pool.Table, e *pool.Endpoint, o *Options, c *client, taken func(string) bool) *scraper {
 	s := &scraper{
-		opts: o, table: t, endpoint: e, spec: keyOf(e), state: StateUnknown, interval: o.Interval,
+		opts: o, table: t, endpoint: e, spec: keyOf(e), interval: o.Interval,
 		locator: locator{client: c, base: e.URL, metricsURL: e.Spec().MetricsURL, taken: taken},
 		jitters: e.IDHash,
 	}
+	s.state.Store(new(StateUnknown))
 	switch name := e.Spec().Dialect; name {
 	case "", Auto:
 	case Custom:
@@ -105,6 +111,7 @@ func (s *scraper) step(ctx context.Context) time.Duration {
 	if ctx.Err() != nil {
 		return 0
 	}
+	s.lost, s.heard = nil, false
 	if s.opts.Now() >= s.pageDue {
 		wait := s.scrape(ctx)
 		s.pageDue = s.opts.Now().Add(s.jitter(wait, jitterShare))
@@ -113,7 +120,53 @@ func (s *scraper) step(ctx context.Context) time.Duration {
 		wait := s.readModels(ctx)
 		s.modelsDue = s.opts.Now().Add(s.jitter(wait, jitterShare))
 	}
+	if ctx.Err() == nil {
+		s.reached()
+	}
 	return max(time.Millisecond, min(s.pageDue, s.modelsDue).Sub(s.opts.Now()))
+}
+
+// lostAfter is how many steps in a row an endpoint that was there takes no connection until it is down: one can fail for a
+// server that is busy, or that is being replaced at its address.
+const lostAfter = 2
+
+// reached draws from this step's connections whether the endpoint is there. Only those to its own address count: a page may
+// be somewhere else.
+func (s *scraper) reached() {
+	switch {
+	case s.heard:
+		s.losses = 0
+		switch {
+		case s.source != nil && s.source.page == nil: // a dialect without a page
+			s.enter(StateUnmeasured, nil)
+		case *s.state.Load() == StateDown:
+			s.pageDue = 0 // which tells what it is now
+		}
+	case s.lost != nil:
+		// Whoever has no list of models is asked for one seldom, but this must be settled.
+		s.modelsDue = min(s.modelsDue, s.opts.Now().Add(s.opts.ModelsInterval))
+		if s.losses++; s.losses >= lostAfter || *s.state.Load() == StateUnknown {
+			s.enter(StateDown, s.lost)
+			if s.source != nil && s.source.page == nil {
+				s.source = nil // what comes up may be another server
+			}
+		}
+	}
+}
+
+// contact notes what asking url told of the endpoint being there.
+func (s *scraper) contact(url string, err error) {
+	e, failed := errors.AsType[*Error](err)
+	if failed {
+		url = e.URL
+	}
+	switch {
+	case !strings.HasPrefix(url, s.endpoint.URL+"/") && !errors.Is(err, errAsleep) && !errors.Is(err, errRouter):
+	case failed && e.Fault.Unconnected():
+		s.lost = err
+	default:
+		s.heard = true
+	}
 }
 
 // scrape reads the page, tells the table, and returns when to do so again.
@@ -129,17 +182,17 @@ func (s *scraper) scrape(ctx context.Context) time.Duration {
 		return 0
 	}
 	now := s.opts.Now()
+	if s.source != nil && s.source.page == nil {
+		return s.opts.MaxInterval // the list of models tells whether it is there
+	}
+	if s.source != nil {
+		s.contact(s.source.url, err)
+	} else {
+		s.contact("", err)
+	}
 	o := pool.Observation{Before: before, At: now, Took: now.Sub(start), Err: err}
 	report := Scrape{Fault: faultOf(err), Took: o.Took}
 	switch {
-	case err == nil && s.source.page == nil: // a dialect without a page: the list of models tells whether it's there
-		if s.modelsErr == nil || faultOf(s.modelsErr).reachable() {
-			s.enter(StateUnmeasured, nil)
-		} else {
-			s.enter(StateDown, s.modelsErr)
-			s.source = nil // what comes up may be another server
-		}
-		return s.opts.MaxInterval
 	case err == nil:
 		raw := s.source.read(s.opts.Wall())
 		o.Load = raw.Load()
@@ -227,17 +280,12 @@ func (s *scraper) pace(o pool.Observation) time.Duration {
 func (s *scraper) failed(err error) time.Duration {
 	s.failures++
 	s.interval = s.opts.Interval
-	fault := faultOf(err)
-	state := StateDown
-	if fault.reachable() {
-		state = StateUnmeasured
-		if s.failures >= relocateAfter {
-			s.source = nil
-		}
+	if faultOf(err).reachable() && s.failures >= relocateAfter {
+		s.source = nil
 	}
-	// One slow or broken answer of a server that was up is no change of state.
-	if s.state != StateUp || s.failures > 1 || fault == FaultRefused {
-		s.enter(state, err)
+	// One slow or broken answer of a server that was up is no change of state, and whether it is down is seen elsewhere.
+	if s.lost == nil && (*s.state.Load() != StateUp || s.failures > 1) {
+		s.enter(StateUnmeasured, err)
 	}
 	wait := s.opts.Interval
 	for i := 1; i < s.failures && wait < s.opts.MaxBackoff; i++ {
@@ -247,11 +295,17 @@ func (s *scraper) failed(err error) time.Duration {
 }
 
 func (s *scraper) enter(to State, err error) {
-	from := s.state
-	if from == to {
+	from := *s.state.Load()
+	// A request may have found it there in the meantime.
+	changed := s.table.SetState(s.endpoint, pool.Unreachable, to == StateDown, s.opts.Now())
+	if from == to && (to != StateDown || !changed) {
 		return
 	}
-	s.state = to
+	if from == to {
+		from = StateUp
+	}
+	s.table.SetState(s.endpoint, pool.Unmeasured, to == StateUnmeasured, s.opts.Now())
+	s.state.Store(&to)
 	if s.opts.OnState != nil {
 		s.opts.OnState(s.endpoint, from, to, err)
 	}
@@ -270,10 +324,12 @@ func modelsURL(e *pool.Endpoint, src *source) string {
 
 // readModels reads the list of models, tells the table if it changed, and returns when to do so again.
 func (s *scraper) readModels(ctx context.Context) time.Duration {
-	models, err := s.locator.models(ctx, modelsURL(s.endpoint, s.source))
+	url := modelsURL(s.endpoint, s.source)
+	models, err := s.locator.models(ctx, url)
 	if ctx.Err() != nil {
 		return 0
 	}
+	s.contact(url, err)
 	s.modelsErr = err
 	if err != nil {
 		if f := faultOf(err); f.reachable() {

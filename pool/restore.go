@@ -84,7 +84,11 @@ func (e *EndpointView) restore(t *Table, row *Row, now Instant) {
 		switch st {
 		case "draining":
 			t.SetState(ep, Draining, true, now)
-		case "sleeping":
+		case "down":
+			t.SetState(ep, Unreachable, true, now)
+		case "unmeasured":
+			t.SetState(ep, Unmeasured, true, now)
+		case "asleep", "sleeping": // the latter until 0.1
 			t.SetState(ep, Sleeping, true, now)
 		case "not_ready":
 			t.SetState(ep, NotReady, true, now)

@@ -29,10 +29,12 @@ var _ = [1]struct{}{}[unsafe.Sizeof(Row{})-cacheLine]
 type State uint16
 
 const (
-	Draining State = 1 << iota // takes no new requests; running ones finish
-	Sleeping                   // weights are offloaded
-	NotReady                   // discovery says that it is not ready
-	Blind                      // its page was read and tells nothing of its load
+	Draining    State = 1 << iota // takes no new requests; running ones finish
+	Sleeping                      // weights are offloaded
+	NotReady                      // discovery says that it is not ready
+	Blind                         // its page was read and tells nothing of its load
+	Unreachable                   // it takes no connections; it is tried only when nothing else is left
+	Unmeasured                    // its page can't be read or understood: it is known by our own requests alone
 )
 
 // Unroutable are the states in which an endpoint gets no request whatever else holds.

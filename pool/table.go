@@ -343,20 +343,23 @@ func (t *Table) SetServed(e *Endpoint, s *Served) {
 	t.publish(s.At, true)
 }
 
-// SetState sets or clears a condition of e.
-func (t *Table) SetState(e *Endpoint, s State, on bool, now Instant) {
+// SetState sets or clears conditions of e and reports whether that changed anything.
+func (t *Table) SetState(e *Endpoint, s State, on bool, now Instant) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	en := t.lookup(e)
-	if en == nil || (en.row.State&s == s) == on {
-		return
+	if en == nil {
+		return false
 	}
-	if on {
+	was := en.row.State
+	if en.row.State &^= s; on {
 		en.row.State |= s
-	} else {
-		en.row.State &^= s
+	}
+	if en.row.State == was {
+		return false
 	}
 	t.publish(now, false)
+	return true
 }
 
 // Flush publishes what Observe held back.

@@ -16,7 +16,7 @@ type EndpointView struct {
 	Pool    string   `json:"pool"`
 	Dialect string   `json:"dialect,omitempty"`
 	Healthy bool     `json:"healthy"`
-	State   []string `json:"state,omitempty"` // draining, sleeping, not_ready, ejected, busy; down where scraping says so
+	State   []string `json:"state,omitempty"` // what holds of it, in the words of docs/terms.md; up when nothing else does
 	Models  []string `json:"models"`          // that it says it serves, adapters included
 	// ServableAdapters are those of Models that are LoRA adapters, with the base model of each.
 	ServableAdapters []AdapterView `json:"servable_adapters,omitempty"`
@@ -98,7 +98,7 @@ func (r *Row) View(now Instant) EndpointView {
 		Pool:    r.Endpoint.Pool,
 		Dialect: l.Dialect,
 		Healthy: r.Healthy(now),
-		State:   r.states(now),
+		State:   r.States(now),
 		Models:  []string{},
 		Load: LoadView{
 			Known:                 l.Known != 0,
@@ -150,24 +150,30 @@ func (r *Row) View(now Instant) EndpointView {
 
 // Healthy reports whether r may get requests at now as far as health goes.
 func (r *Row) Healthy(now Instant) bool {
-	return r.State&Unroutable == 0 && r.EjectedUntil() <= now
+	return r.State&(Unroutable|Unreachable) == 0 && r.EjectedUntil() <= now
 }
 
-func (r *Row) states(now Instant) []string {
+// States are the conditions of r at now, in the words of docs/terms.md; up when there is none.
+func (r *Row) States(now Instant) []string {
 	var s []string
 	for _, st := range []struct {
 		on   bool
 		name string
 	}{
+		{r.State&Unreachable != 0, "down"},
 		{r.State&Draining != 0, "draining"},
-		{r.State&Sleeping != 0, "sleeping"},
+		{r.State&Sleeping != 0, "asleep"},
 		{r.State&NotReady != 0, "not_ready"},
 		{r.EjectedUntil() > now, "ejected"},
 		{r.BusyUntil() > now, "busy"},
+		{r.State&(Unmeasured|Unreachable) == Unmeasured, "unmeasured"},
 	} {
 		if st.on {
 			s = append(s, st.name)
 		}
+	}
+	if s == nil {
+		s = []string{"up"}
 	}
 	return s
 }

@@ -126,6 +126,9 @@ type Options struct {
 	// OnModelGone is told when an endpoint answered that it doesn't have a model that it was believed to have, so that
 	// its list of models can be read again. It must not block. May be nil.
 	OnModelGone func(*pool.Endpoint)
+	// OnReached is told when an endpoint that was down in the table answered a request. It must not block. nil: the table
+	// is.
+	OnReached func(*pool.Endpoint)
 }
 
 // A Handler handles the requests of all clients. It is safe for concurrent use.

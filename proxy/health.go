@@ -48,6 +48,14 @@ const probeGrace = 10 * time.Second
 
 // judge takes in what an attempt says about the endpoint's health.
 func (x *exchange) judge(ep *endpoint, f *failure) {
+	if r := x.decision.Row; f == nil && r != nil && r.State&pool.Unreachable != 0 {
+		// Slow path: the last resort was none.
+		if x.h.opts.OnReached != nil {
+			x.h.opts.OnReached(ep.Endpoint)
+		} else {
+			x.h.table.SetState(ep.Endpoint, pool.Unreachable, false, x.h.opts.Now())
+		}
+	}
 	switch {
 	case f != nil && (f.outcome == EndpointConnect || f.outcome == EndpointReset || f.outcome == EndpointTimeout),
 		f == nil && x.resp.status >= 500 && !backpressure(x.resp.status):
@@ -81,7 +89,7 @@ func (h *Handler) failed(ep *endpoint, o *PoolOptions, f *failure) {
 	}
 	h.eject(ep, o, now)
 	fields := []zap.Field{
-		zap.String("endpoint", ep.ID), zap.String("from", "healthy"), zap.String("to", "ejected"),
+		zap.String("endpoint", ep.ID), zap.String("from", "up"), zap.String("to", "ejected"),
 		zap.Int32("after", ep.health.failures.Load()), zap.Duration("pause", pause(&o.Health, ep.health.ejections.Load())),
 	}
 	if f != nil {
@@ -211,5 +219,5 @@ func (h *Handler) readmit(ep *endpoint, why string) {
 		ep.health.failures.Store(int32(o.Health.ConsecutiveFailures - 1)) // half open
 	}
 	ep.Readmit(h.opts.Now())
-	h.log.Info("endpoint readmitted", zap.String("endpoint", ep.ID), zap.String("from", "ejected"), zap.String("to", "healthy"), zap.String("why", why))
+	h.log.Info("endpoint readmitted", zap.String("endpoint", ep.ID), zap.String("from", "ejected"), zap.String("to", "up"), zap.String("why", why))
 }

@@ -161,7 +161,7 @@ func (p *Policy) auto(sc *scratch, rec *recorder) (d Decision, version uint64, e
 	for i, ri := range rows {
 		r := &all[ri]
 		versions[i] = r.Version() // before the counters are read
-		if plain && r.State&pool.Unroutable == 0 && (r.KVCapacity >= c.least || r.KVCapacity == 0) &&
+		if plain && r.State&(pool.Unroutable|pool.Unreachable) == 0 && (r.KVCapacity >= c.least || r.KVCapacity == 0) &&
 			r.EjectedUntil() <= c.now && r.BusyUntil() <= c.now {
 			// Fast path: no filter objects.
 			cost[i] = x.of(r, nil)

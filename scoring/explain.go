@@ -32,7 +32,7 @@ type Explanation struct {
 type EndpointExplanation struct {
 	ID       string  `json:"id"`
 	Chosen   bool    `json:"chosen,omitempty"`
-	Filtered string  `json:"filtered,omitempty"` // the filter that keeps it out
+	Filtered string  `json:"filtered,omitempty"` // the filter that keeps it out; see Filters
 	Busy     bool    `json:"busy,omitempty"`
 	Fresh    bool    `json:"fresh"`
 	Age      float64 `json:"scrape_age_seconds"` // negative if never scraped
@@ -176,7 +176,7 @@ func (e Explanation) String() string {
 		fmt.Fprintf(&b, "no decision: %s\n", e.Error)
 	}
 	if e.Panic {
-		b.WriteString("every endpoint is ejected: all are tried\n")
+		b.WriteString("every endpoint is down or ejected: all are tried\n")
 	}
 	rows := slices.Clone(e.Endpoints)
 	slices.SortStableFunc(rows, func(a, b EndpointExplanation) int {
@@ -226,10 +226,12 @@ func (e Explanation) String() string {
 			fmt.Fprintf(w, "\t%.2f", r.Total)
 		}
 		switch {
-		case r.Filtered != "":
-			fmt.Fprintf(w, "\tfiltered: %s", r.Filtered)
+		case r.Chosen && r.Filtered != "": // panic mode
+			fmt.Fprintf(w, "\t<- chosen though %s", r.Filtered)
 		case r.Chosen:
 			fmt.Fprint(w, "\t<- chosen")
+		case r.Filtered != "":
+			fmt.Fprintf(w, "\tfiltered: %s", r.Filtered)
 		case r.Busy:
 			fmt.Fprint(w, "\tbusy")
 		}

@@ -9,8 +9,12 @@ type Filter uint8
 
 // The filters, in the order in which they are asked. The first that objects is the reason shown.
 const (
-	FilterServes   Filter = 1 << iota // it is draining, asleep or not ready, or doesn't serve the model
-	FilterHealth                      // passive health checking keeps it out
+	FilterServes   Filter = 1 << iota // it doesn't serve the model, as far as is known
+	FilterDraining                    // it takes no new requests
+	FilterAsleep                      // its weights are offloaded
+	FilterNotReady                    // discovery says that it is not ready
+	FilterDown                        // it takes no connections
+	FilterEjected                     // passive health checking keeps it out
 	FilterFit                         // the request doesn't fit its context or its whole KV cache
 	FilterNotTried                    // this request has failed on it
 )
@@ -18,8 +22,12 @@ const (
 // Filters describes the filters.
 func Filters() []Info {
 	return []Info{
-		{Name: "serves", Doc: "The endpoint serves the model or adapter, and is not draining, asleep or not ready.", Formula: "row of the target, no unroutable state"},
-		{Name: "health", Doc: "Passive health checking has not ejected the endpoint. When it has ejected all, all are used (fail open).", Formula: "ejected_until ≤ now"},
+		{Name: "serves", Doc: "The endpoint serves the model or adapter.", Formula: "row of the target"},
+		{Name: "draining", Doc: "The endpoint is not draining.", Formula: "no such state"},
+		{Name: "asleep", Doc: "The endpoint's weights are not offloaded.", Formula: "no such state"},
+		{Name: "not_ready", Doc: "Discovery does not say that the endpoint is not ready.", Formula: "no such state"},
+		{Name: "down", Doc: "The endpoint takes connections. When all are down or ejected, all are used (fail open).", Formula: "no such state"},
+		{Name: "ejected", Doc: "Passive health checking has not ejected the endpoint. When all are down or ejected, all are used (fail open).", Formula: "ejected_until ≤ now"},
 		{Name: "fit", Doc: "The request fits the endpoint's context length and its whole KV cache. An estimated prompt counts half, so only what surely doesn't fit is kept out.", Formula: "prompt ≤ min(max_model_len, kv_capacity)"},
 		{Name: "not_tried", Doc: "The request has not failed on this endpoint before.", Formula: "endpoint ∉ tried"},
 	}
@@ -30,8 +38,16 @@ func (f Filter) String() string {
 	switch f {
 	case FilterServes:
 		return "serves"
-	case FilterHealth:
-		return "health"
+	case FilterDraining:
+		return "draining"
+	case FilterAsleep:
+		return "asleep"
+	case FilterNotReady:
+		return "not_ready"
+	case FilterDown:
+		return "down"
+	case FilterEjected:
+		return "ejected"
 	case FilterFit:
 		return "fit"
 	case FilterNotTried:
@@ -46,15 +62,21 @@ type tier uint8
 const (
 	tierGood    tier = iota
 	tierBusy         // it asked to be left alone for a while (429 or 503 with Retry-After)
-	tierEjected      // panic mode: every endpoint that serves the model is ejected
+	tierEjected      // panic mode: every endpoint that serves the model is down or ejected
 	tierOut          // a filter objects
 )
 
-// judge asks the filters about r. The filter returned is the one that objects; FilterHealth comes with tierEjected, which
-// is of use when nothing else is left.
+// judge asks the filters about r. The filter returned is the one that objects; FilterDown and FilterEjected
+// come with tierEjected, which is of use when nothing else is left.
 func (c *Candidates) judge(r *pool.Row) (tier, Filter) {
-	if r.State&pool.Unroutable != 0 {
-		return tierOut, FilterServes
+	switch s := r.State; {
+	case s&pool.Unroutable == 0:
+	case s&pool.Draining != 0:
+		return tierOut, FilterDraining
+	case s&pool.Sleeping != 0:
+		return tierOut, FilterAsleep
+	default:
+		return tierOut, FilterNotReady
 	}
 	if c.tries > 0 && c.tried(r.Endpoint) {
 		return tierOut, FilterNotTried
@@ -62,8 +84,11 @@ func (c *Candidates) judge(r *pool.Row) (tier, Filter) {
 	if !c.fits(r) {
 		return tierOut, FilterFit
 	}
+	if r.State&pool.Unreachable != 0 {
+		return tierEjected, FilterDown
+	}
 	if r.EjectedUntil() > c.now {
-		return tierEjected, FilterHealth
+		return tierEjected, FilterEjected
 	}
 	if r.BusyUntil() > c.now {
 		return tierBusy, 0

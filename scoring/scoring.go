@@ -67,7 +67,7 @@ type Decision struct {
 	AheadTokens  int32         // pending prefill tokens found on the endpoint, foreign ones estimated
 	FirstToken   time.Duration // predicted time to the first token; see [Policy.PredictFirstToken]
 
-	Panic bool // every endpoint that serves the model was ejected, so all of them were tried
+	Panic bool // every endpoint that serves the model was down or ejected, so all of them were tried
 	Busy  bool // every one asked to be left alone, so that was not heeded
 	Stale bool // the endpoint's load was unknown or too old: ranked on bookings alone
 	Cold  bool // the adapter was not believed to be on the endpoint

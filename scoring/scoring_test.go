@@ -170,6 +170,22 @@ func TestFiltersAndFailOpen(t *testing.T) {
 		row(1).SetBusyUntil(0)
 		row(2).SetBusyUntil(0)
 
+		// What takes no connections is as good as ejected, whether or not it was ever reached.
+		tab.SetState(row(2), pool.Unreachable, true, now)
+		only(1)
+		row(1).SetBusyUntil(now + aSecond)
+		only(1)
+		row(1).SetBusyUntil(0)
+		row(1).SetEjectedUntil(now + aSecond)
+		only(1, 2)
+		e := p.Explain(request(tab.Load(), "m", 100), tab.Load(), now)
+		if !e.Panic || e.Endpoints[0].Filtered != "draining" || e.Endpoints[1].Filtered != "ejected" || e.Endpoints[2].Filtered != "down" {
+			t.Errorf("explained as %+v", e)
+		}
+		row(1).SetEjectedUntil(0)
+		tab.SetState(row(2), pool.Unreachable, false, now)
+		only(1, 2)
+
 		// Panic mode: all that serve are ejected, so all of them are used, but never the one that drains.
 		row(1).SetEjectedUntil(now + aSecond)
 		row(2).SetEjectedUntil(now + aSecond)

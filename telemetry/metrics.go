@@ -24,8 +24,6 @@ type Options struct {
 	Table *pool.Table
 	// Now is the table's clock; required with Table.
 	Now func() pool.Instant
-	// Reachable reports whether an endpoint answered when it was last looked at; nil: all are.
-	Reachable func(*pool.Endpoint) bool
 	// MaxModels bounds how many names that clients made up become values of the model label (default 1000). Names that
 	// are configured or served are always shown.
 	MaxModels int

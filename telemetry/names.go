@@ -91,7 +91,7 @@ var (
 
 	EndpointUp = def(Definition{
 		Name: "kvgate_endpoint_up", Kind: Gauge, Labels: []string{LabelEndpoint},
-		Help: "1 if the endpoint answered when last looked at and is neither draining, sleeping, not ready nor ejected.",
+		Help: "1 if the endpoint is neither down, draining, asleep, not_ready nor ejected.",
 	})
 	EndpointInflight = def(Definition{
 		Name: "kvgate_endpoint_inflight_requests", Kind: Gauge, Labels: []string{LabelEndpoint},

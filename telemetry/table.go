@@ -10,7 +10,6 @@ import (
 type tableCollector struct {
 	table *pool.Table
 	now   func() pool.Instant
-	up    func(*pool.Endpoint) bool
 	descs map[*Definition]*prometheus.Desc
 }
 
@@ -20,7 +19,7 @@ var tableDefinitions = []*Definition{
 }
 
 func newTableCollector(o *Options) *tableCollector {
-	c := &tableCollector{o.Table, o.Now, o.Reachable, make(map[*Definition]*prometheus.Desc)}
+	c := &tableCollector{o.Table, o.Now, make(map[*Definition]*prometheus.Desc)}
 	for _, d := range tableDefinitions {
 		c.descs[d] = prometheus.NewDesc(d.Name, d.Help, d.Labels, nil)
 	}
@@ -58,7 +57,7 @@ func (c *tableCollector) Collect(ch chan<- prometheus.Metric) {
 		}
 		seen[id] = true
 		up := 0.0
-		if r.Healthy(now) && (c.up == nil || c.up(r.Endpoint)) {
+		if r.Healthy(now) {
 			up = 1
 		}
 		b, l := r.Booked(), r.Load

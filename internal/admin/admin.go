@@ -33,8 +33,8 @@ type Options struct {
 	Metrics http.Handler        // serves /metrics
 	Recent  *telemetry.Recent   // the last requests
 
-	// Down reports whether an endpoint did not answer when it was last looked at; nil: none is.
-	Down func(*pool.Endpoint) bool
+	// Unseen reports whether an endpoint has not been looked at yet; nil: none is.
+	Unseen func(*pool.Endpoint) bool
 	// Missing lists what keeps the gateway from being ready; none is ready. It must not block.
 	Missing func() []string
 	// Reload loads the configuration again. It returns what it did, or an error whose text is for people.
@@ -259,8 +259,8 @@ func (s *Server) view() pool.View {
 				e.Error = fmt.Sprintf("%v (%d times in a row)", err, failures)
 			}
 		}
-		if s.o.Down != nil && s.o.Down(ep) {
-			e.Healthy, e.State = false, append(e.State, "down")
+		if s.o.Unseen != nil && s.o.Unseen(ep) {
+			e.Healthy, e.State = false, []string{"unknown"}
 		}
 	}
 	return v

@@ -198,13 +198,7 @@ func endpointTable(w io.Writer, views []pool.EndpointView) {
 	fmt.Fprintln(tw, "ENDPOINT\tDIALECT\tSTATE\tKV USED\tKV TOKENS\tRUNNING\tWAITING\tADAPTERS\tBOOKED\tPENDING\tAGE")
 	for i := range views {
 		v := &views[i]
-		state := "healthy"
-		if !v.Healthy {
-			state = "unhealthy"
-		}
-		if len(v.State) > 0 {
-			state = strings.Join(v.State, ",")
-		}
+		state := cmp.Or(strings.Join(v.State, ","), "up")
 		l := &v.Load
 		adapters := "?"
 		if l.Adapters != nil || l.MaxAdapters != nil {

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"slices"
@@ -121,7 +122,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 	g.policies.Store(&b.policies)
 	// A page of observations is published at a time: with many endpoints, each by itself would copy the table too often.
 	g.table = pool.NewTable(b.pools, pool.Options{PublishEvery: publishEvery})
-	g.metrics = telemetry.New(telemetry.Options{Table: g.table, Now: g.now, Reachable: func(e *pool.Endpoint) bool { return !g.down(e) }})
+	g.metrics = telemetry.New(telemetry.Options{Table: g.table, Now: g.now})
 	g.metrics.SetReload(true, time.Now())
 	g.recent = telemetry.NewRecent(o.Recent)
 	if g.scrapers, err = metrics.NewManager(g.table, b.scrape); err != nil {
@@ -139,7 +140,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 		return nil, err
 	}
 	ao := admin.Options{
-		Table: g.table, Now: g.now, Metrics: g.metrics.Handler(), Recent: g.recent, Down: g.down, Missing: g.missing,
+		Table: g.table, Now: g.now, Metrics: g.metrics.Handler(), Recent: g.recent, Unseen: g.isUnseen, Missing: g.missing,
 		Config: func() []byte { return config.Redacted(g.cfg.Load()) }, Explain: g.Explain,
 		Sources: func() any { return g.discovery.Status() }, MaxBodyBytes: int64(cfg.Limits.BodyBytes), Log: g.log,
 	}
@@ -164,6 +165,7 @@ func (g *Gateway) newDataPath(cfg *config.Config, b *parts, sink telemetry.Sink)
 			ResponseHeaderBytes: int(cfg.Limits.ResponseHeaderBytes),
 		},
 		Forwarded: cfg.Headers.Forwarded, ReplaceRequestID: cfg.Headers.RequestID == "replace",
+		OnReached:    g.onReached,
 		DebugHeaders: cfg.Debug.Headers, DebugHeader: cfg.Debug.RequestHeader,
 	})
 	if err != nil {
@@ -352,10 +354,27 @@ func (g *Gateway) missing() []string {
 			out = append(out, "waiting for a first look at "+strings.Join(w, ", "))
 		}
 	}
-	if len(g.table.Load().Rows) == 0 {
-		out = append(out, "no endpoint is known")
+	s, now := g.table.Load(), g.now()
+	counts := make(map[string]int)
+	for i := range s.Rows {
+		r := &s.Rows[i]
+		switch {
+		case g.isUnseen(r.Endpoint):
+			counts["unknown"]++
+		case r.State&(pool.Unroutable|pool.Unreachable) == 0: // where all are ejected, they are tried
+			return out
+		default:
+			counts[r.States(now)[0]]++
+		}
 	}
-	return out
+	if len(s.Rows) == 0 {
+		return append(out, "no endpoint is known")
+	}
+	var states []string
+	for _, st := range slices.Sorted(maps.Keys(counts)) {
+		states = append(states, fmt.Sprintf("%d %s", counts[st], st))
+	}
+	return append(out, fmt.Sprintf("no endpoint is up (of %d: %s); kvgate endpoints says why", len(s.Rows), strings.Join(states, ", ")))
 }
 
 // apply takes a pool's endpoints from discovery.
@@ -392,7 +411,11 @@ func (g *Gateway) onScrape(e *pool.Endpoint, s metrics.Scrape) {
 }
 
 func (g *Gateway) onState(e *pool.Endpoint, from, to metrics.State, err error) {
-	g.states.set(e, to)
+	if before := g.states.set(e, to); before == to {
+		return
+	} else if before != "" {
+		from = before
+	}
 	log := g.log.Info
 	if to == metrics.StateDown {
 		log = g.log.Warn
@@ -400,8 +423,15 @@ func (g *Gateway) onState(e *pool.Endpoint, from, to metrics.State, err error) {
 	log("endpoint "+string(to), zap.String(telemetry.FieldEndpoint, e.ID), zap.String("from", string(from)), zap.String("to", string(to)), zap.Error(err))
 }
 
-// down reports whether e did not answer when it was last looked at.
-func (g *Gateway) down(e *pool.Endpoint) bool { return g.states.get(e) == metrics.StateDown }
+// onReached takes in that an endpoint that was down answered a request.
+func (g *Gateway) onReached(e *pool.Endpoint) {
+	if g.table.SetState(e, pool.Unreachable, false, g.now()) {
+		g.onState(e, metrics.StateDown, metrics.StateUp, nil)
+	}
+}
+
+// isUnseen reports whether e has not been looked at yet.
+func (g *Gateway) isUnseen(e *pool.Endpoint) bool { return g.states.get(e) == "" }
 
 // modelNames are at most n names that are served, base models first.
 func modelNames(s *pool.Snapshot, n int) []string {
@@ -420,13 +450,16 @@ type states struct {
 	m  map[*pool.Endpoint]metrics.State
 }
 
-func (s *states) set(e *pool.Endpoint, st metrics.State) {
+// set returns what was there before; "" if nothing was.
+func (s *states) set(e *pool.Endpoint, st metrics.State) (before metrics.State) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.m == nil {
 		s.m = make(map[*pool.Endpoint]metrics.State)
 	}
+	before = s.m[e]
 	s.m[e] = st
+	return before
 }
 
 func (s *states) get(e *pool.Endpoint) metrics.State {

@@ -320,6 +320,66 @@ func TestEndpointsThatAreDownDoNotKeepItFromStarting(t *testing.T) {
 	}
 }
 
+// With nobody to send requests to it is not ready, says why, and tries all the same; when one comes back it is ready.
+func TestNothingIsUp(t *testing.T) {
+	a := sim(t, modelsim.Options{})
+	a.Refuse(0)
+	g := start(t, "pools:\n  - name: p\n    models: ["+baseModel+"]\n    discovery: {static: ["+a.URL()+"]}\n", Options{})
+	adminURL := "http://" + g.AdminAddr()
+	if code, body := get(t, adminURL+"/-/ready"); code != 503 || body != "not ready: no endpoint is up (of 1: 1 down); kvgate endpoints says why\n" {
+		t.Errorf("ready: %d %q", code, body)
+	}
+	if _, page := get(t, adminURL+"/metrics"); !strings.Contains(page, "kvgate_endpoint_up{endpoint=\"p/"+a.Addr()+"\"} 0\n") {
+		t.Error("the endpoint that is down is up in the metrics")
+	}
+	if _, body := get(t, adminURL+"/debug/snapshot"); !strings.Contains(body, `"healthy":false,"state":["down"]`) || !strings.Contains(body, "connection refused") {
+		t.Errorf("snapshot: %s", body)
+	}
+	if _, body := post(t, adminURL+"/debug/explain?format=text", chat(baseModel, false, 2)); !strings.Contains(body, "chosen though down") {
+		t.Errorf("explain: %s", body)
+	}
+	if code, body := post(t, "http://"+g.Addr()+"/v1/chat/completions", chat(baseModel, false, 2)); code != 502 || !strings.Contains(body, "endpoint_connect") {
+		t.Errorf("a request: %d %s", code, body)
+	}
+	if err := a.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	// The request may come before the next scrape: it is tried, and clears the state.
+	if code, body := post(t, "http://"+g.Addr()+"/v1/chat/completions", chat(baseModel, false, 2)); code != 200 {
+		t.Errorf("a request after it came back: %d %s", code, body)
+	}
+	eventually(t, "ready", func() bool { code, _ := get(t, adminURL+"/-/ready"); return code == 200 })
+	eventually(t, "known", func() bool { return g.Table().Load().Rows[0].ScrapedAt != 0 })
+	a.OOM(2 * time.Second) // cuts what is open, too
+	eventually(t, "not ready", func() bool { code, _ := get(t, adminURL+"/-/ready"); return code == 503 })
+	eventually(t, "ready again", func() bool { code, _ := get(t, adminURL+"/-/ready"); return code == 200 })
+	for _, line := range []string{`"from":"unknown","to":"down"`, `"from":"down","to":"up"`, `"from":"up","to":"down"`} {
+		if !strings.Contains(g.log.String(), line) {
+			t.Errorf("the log lacks %s:\n%s", line, g.log)
+		}
+	}
+}
+
+// A page that hangs keeps its endpoint in.
+func TestHungPageDoesNotExclude(t *testing.T) {
+	a := sim(t, modelsim.Options{})
+	if err := a.SetFaults(modelsim.Fault{Kind: modelsim.FaultMetricsHang}); err != nil {
+		t.Fatal(err)
+	}
+	g := start(t, onePool(a.URL()), Options{})
+	adminURL := "http://" + g.AdminAddr()
+	eventually(t, "it is unmeasured", func() bool {
+		_, body := get(t, adminURL+"/debug/snapshot")
+		return strings.Contains(body, `"healthy":true,"state":["unmeasured"]`)
+	})
+	if code, body := get(t, adminURL+"/-/ready"); code != 200 {
+		t.Errorf("ready: %d %s", code, body)
+	}
+	if code, body := post(t, "http://"+g.Addr()+"/v1/chat/completions", chat(baseModel, false, 2)); code != 200 {
+		t.Errorf("a request: %d %s", code, body)
+	}
+}
+
 func TestReloadIsAllOrNothing(t *testing.T) {
 	a, b := sim(t, modelsim.Options{}), sim(t, modelsim.Options{})
 	g := start(t, onePool(a.URL()), Options{})

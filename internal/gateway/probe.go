@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -62,6 +63,11 @@ func Probe(ctx context.Context, cfg *config.Config) ([]Look, error) {
 			start := g.now()
 			results[i], errs[i] = metrics.ScrapeOnce(ctx, e, b.scrape)
 			g.table.Observe(e, pool.Observation{Load: results[i].Load, At: g.now(), Took: g.now().Sub(start), Err: errs[i]})
+			if e, ok := errors.AsType[*metrics.Error](errs[i]); ok {
+				down := e.Fault.Unconnected() && results[i].ModelsErr != nil
+				g.table.SetState(found[i], pool.Unreachable, down, g.now())
+				g.table.SetState(found[i], pool.Unmeasured, !down, g.now())
+			}
 			if results[i].ModelsErr == nil {
 				g.table.SetServed(e, &pool.Served{Models: results[i].Models, At: g.now()})
 			}
