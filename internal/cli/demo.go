@@ -24,8 +24,8 @@ func newDemo(e *env) *cobra.Command {
 		Use:   "demo [--keep]",
 		Short: "See the gateway work: four simulated GPU servers, round robin against kvgate's policy",
 		Long: `Starts four simulated GPU servers (two base models, several adapters, one server nearly full) and the real gateway on
-loopback, sends it the same chat requests under two policies, shows where each goes and why, and ends within a minute with
-a table. It needs no GPU, no network and no configuration.`,
+loopback, sends it the same chat requests under two policies, shows where some of them go and why, and ends within a minute
+with a table. It needs no GPU, no network and no configuration.`,
 		Example: `  kvgate demo
   kvgate demo --keep                # then stay up for curl`,
 		Args: noArgs,
@@ -34,7 +34,7 @@ a table. It needs no GPU, no network and no configuration.`,
 			case c.Flags().Changed("rate") && (o.PerSecond <= 0 || o.PerSecond > 1000):
 				return usage("kvgate demo --rate 6", "--rate %g; want a number above 0, up to 1000", o.PerSecond)
 			case c.Flags().Changed("length") && (o.Length <= 0 || o.Length > time.Hour):
-				return usage("kvgate demo --length 18s", "--length %s; want a duration above 0, up to 1h", o.Length)
+				return usage("kvgate demo --length 15s", "--length %s; want a duration above 0, up to 1h", o.Length)
 			}
 			for _, p := range o.Policies {
 				if !slices.Contains(scoring.PolicyNames(), p) {
@@ -54,7 +54,8 @@ a table. It needs no GPU, no network and no configuration.`,
 	}
 	fl := c.Flags()
 	fl.BoolVar(&o.Keep, "keep", false, "stay up afterwards, and print commands to try")
-	fl.DurationVar(&o.Length, "length", 0, "length of the traffic under each policy (default 18s)")
+	fl.BoolVar(&o.Verbose, "verbose", false, "show every request, not one in a few")
+	fl.DurationVar(&o.Length, "length", 0, "length of the traffic under each policy (default 15s)")
 	fl.Float64Var(&o.PerSecond, "rate", 0, "requests a second (default 6)")
 	fl.Uint64Var(&o.Seed, "seed", 1, "other requests at other times")
 	fl.StringSliceVar(&o.Policies, "policy", nil, "policies to compare, in order (default round_robin,auto)")

@@ -28,9 +28,10 @@ import (
 type Options struct {
 	Out   io.Writer // required
 	Color bool      // Out is a terminal that shows colours
-	Width int       // columns of Out; default 100
+	Width int       // columns of Out, to cut long lines at; 0 cuts none
 
-	Length    time.Duration // of the traffic under each policy; default 18s
+	Verbose   bool          // show every request, not some 20 of each policy
+	Length    time.Duration // of the traffic under each policy; default 15s
 	PerSecond float64       // requests; default 6
 	Seed      uint64        // other traffic; default 1
 	Policies  []string      // default round_robin and auto
@@ -50,12 +51,18 @@ type Summary struct {
 	Hint                        string // why requests failed, if any did
 }
 
+// shown is about how many requests of a policy are shown: more would bury the table at the end.
+const shown = 20
+
+// patience is how long after the last request was sent the answers may take: a machine that has no time to spare for four
+// simulated servers must not make the demo endless.
+const patience = 12 * time.Second
+
 // Run shows the demo and returns what it measured, in the order of Options.Policies.
 func Run(ctx context.Context, o Options) ([]Summary, error) {
-	o.Length = cmp.Or(o.Length, 18*time.Second)
+	o.Length = cmp.Or(o.Length, 15*time.Second)
 	o.PerSecond = cmp.Or(o.PerSecond, 6)
 	o.Seed = cmp.Or(o.Seed, 1)
-	o.Width = cmp.Or(o.Width, 100)
 	if o.Policies == nil {
 		o.Policies = []string{"round_robin", "auto"}
 	}
@@ -65,7 +72,11 @@ func Run(ctx context.Context, o Options) ([]Summary, error) {
 	var sums []Summary
 	for i, policy := range o.Policies {
 		last := i == len(o.Policies)-1
-		s, err := d.policy(ctx, policy, traffic, last && o.Keep, func(s Summary) { d.table(append(slices.Clone(sums), s)) })
+		s, err := d.policy(ctx, policy, traffic, last && o.Keep, func(s Summary) {
+			if last {
+				d.table(append(slices.Clone(sums), s))
+			}
+		})
 		if err != nil {
 			return sums, fmt.Errorf("policy %s: %w", policy, err)
 		}
@@ -126,7 +137,13 @@ func (d *show) policy(ctx context.Context, policy string, traffic []call, keep b
 	if err != nil {
 		return sum, err
 	}
-	live := &live{show: d, began: time.Now(), names: make(map[string]string)}
+	live := &live{show: d, every: 1, sent: make(map[string]time.Duration), names: make(map[string]string)}
+	if !d.o.Verbose {
+		live.every = (len(traffic) + shown - 1) / shown
+	}
+	for i := 0; i < len(traffic); i += max(live.every, 1) { // the same ones under each policy
+		live.sent[traffic[i].id] = traffic[i].at
+	}
 	for i, s := range servers {
 		live.names[gpus[i].pool+"/"+s.Addr()] = gpus[i].name
 	}
@@ -153,12 +170,11 @@ func (d *show) policy(ctx context.Context, policy string, traffic []call, keep b
 		return sum, errors.Join(err, ctx.Err())
 	}
 	d.print("\n%s\n", d.paint.bold("policy "+policy))
-	live.header()
+	live.header(len(traffic))
 	before := make([]modelsim.Stats, len(servers))
 	for i, s := range servers {
 		before[i] = s.Stats().Engine
 	}
-	live.began = time.Now()
 	d.traffic(ctx, "http://"+gw.Addr(), traffic, &sum)
 	if ctx.Err() != nil {
 		return sum, ctx.Err()
@@ -215,11 +231,14 @@ func (d *show) traffic(ctx context.Context, url string, traffic []call, sum *Sum
 	errs := make([]error, len(traffic))
 	var wg sync.WaitGroup
 	began := time.Now()
+	parent := ctx
+	ctx, cancel := context.WithDeadlineCause(ctx, began.Add(d.o.Length+patience), fmt.Errorf("no answer %s after the last request; is the machine busy?", patience))
+	defer cancel()
 	for i := range traffic {
 		t := time.NewTimer(time.Until(began.Add(traffic[i].at)))
 		select {
 		case <-t.C:
-		case <-ctx.Done():
+		case <-parent.Done():
 			t.Stop()
 			wg.Wait()
 			return
@@ -232,6 +251,9 @@ func (d *show) traffic(ctx context.Context, url string, traffic []call, sum *Sum
 		if errs[i] != nil {
 			sum.Failed++
 			sum.Hint = errs[i].Error()
+			if errors.Is(errs[i], context.DeadlineExceeded) && context.Cause(ctx) != nil {
+				sum.Hint = context.Cause(ctx).Error()
+			}
 			continue
 		}
 		good = append(good, ttft[i])
@@ -288,7 +310,14 @@ func ask(ctx context.Context, client *http.Client, url string, c *call) (ttft ti
 }
 
 func (d *show) table(sums []Summary) {
-	d.print("\n%s\n\n", d.paint.bold("Same requests, same times, fresh servers:"))
+	d.print("\n%s\n", d.paint.bold("Same requests, same times, fresh servers:"))
+	d.print(`
+  TTFT            time to the first token, as the client saw it: mean, median, and what one request in a hundred exceeds
+  preemptions     requests that a server threw out of its full KV cache and began again
+  adapter loads   times that a server loaded a LoRA adapter while a request for it waited
+  prompt cached   share of the prompts' tokens whose KV was still in a server's cache and was not computed again
+
+`)
 	tw := tabwriter.NewWriter(d.o.Out, 0, 0, 3, ' ', tabwriter.AlignRight)
 	// The first column is text: padded here, so that it stays on the left.
 	width := len("policy")
@@ -334,21 +363,27 @@ func (d *show) keep(gw *gateway.Gateway) {
 type live struct {
 	*show
 	mu    sync.Mutex
-	began time.Time
-	names map[string]string // endpoint ID to name
+	every int                      // one request in so many is shown
+	sent  map[string]time.Duration // by ID of a request that is shown: when it is sent
+	names map[string]string        // endpoint ID to name
 }
 
-func (l *live) header() {
-	l.print("%s\n", l.paint.dim(fmt.Sprintf("%7s  %-9s %-14s    %-8s %8s  %s", "time", "request", "model", "endpoint", "TTFT", "why")))
+func (l *live) header(requests int) {
+	if l.every > 1 {
+		l.print("One request in %d is shown, as they end; --verbose shows all %d.\n", l.every, requests)
+	}
+	l.print("%s\n", l.paint.dim(fmt.Sprintf("%7s  %-9s %-14s    %-8s %8s  %s", "sent at", "request", "model", "endpoint", "TTFT",
+		"why (cost: work before the first token, in prefill tokens; less is better)")))
 }
 
 // Observe implements telemetry.Sink.
 func (l *live) Observe(r *telemetry.Record) {
-	if r.API != "chat_completions" || !strings.HasPrefix(r.RequestID, "demo-") {
+	sent, ok := l.sent[r.RequestID]
+	if r.API != "chat_completions" || !ok {
 		return
 	}
-	_, model, ok := strings.Cut(r.Model, "/")
-	if !ok {
+	_, model, based := strings.Cut(r.Model, "/")
+	if !based {
 		model = r.Model
 	}
 	name := cmp.Or(l.names[r.Endpoint], r.Endpoint, "-")
@@ -360,8 +395,8 @@ func (l *live) Observe(r *telemetry.Record) {
 	why := l.why(r)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	at := fmt.Sprintf("%6.1fs", time.Since(l.began).Seconds())
-	if room := l.o.Width - 53; len([]rune(why)) > room {
+	at := fmt.Sprintf("%6.1fs", sent.Seconds())
+	if room := l.o.Width - 53; l.o.Width > 0 && len([]rune(why)) > room {
 		why = string([]rune(why)[:max(0, room-1)]) + "…"
 	}
 	l.print("%s  %s %s %8s  %s\n", l.paint.dim(at), line, l.paint.name(fmt.Sprintf("%-8s", name)), ttft, l.paint.dim(why))

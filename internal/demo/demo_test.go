@@ -37,6 +37,7 @@ func (s *screen) String() string {
 }
 
 func TestDemoEndsWithATable(t *testing.T) {
+	t.Parallel()
 	var out screen
 	sums, err := Run(t.Context(), Options{Out: &out, Length: time.Second, PerSecond: 10})
 	if err != nil {
@@ -61,14 +62,40 @@ func TestDemoEndsWithATable(t *testing.T) {
 	if strings.Contains(text, "\x1b") {
 		t.Error("colours without a terminal")
 	}
-	for _, want := range []string{"its turn", "cost ", "llama-1", "qwen-1", "TTFT mean", "preemptions", "adapter loads"} {
+	for _, want := range []string{"its turn", "cost ", "llama-1", "qwen-1", "TTFT mean", "preemptions  ", "adapter loads  ", "sent at", "less is better"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in:\n%s", want, text)
 		}
 	}
 }
 
+// Some requests are shown by default, all if asked for, and lines are whole where there is no terminal.
+func TestDemoShowsSomeRequests(t *testing.T) {
+	t.Parallel()
+	f := func(o Options, least, most int) {
+		t.Helper()
+		var out screen
+		o.Out, o.Length, o.PerSecond, o.Policies = &out, 500*time.Millisecond, 50, []string{"auto"}
+		sums, err := Run(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if most == 0 {
+			least, most = sums[0].Requests, sums[0].Requests
+		}
+		if n := strings.Count(out.String(), " -> "); n < least || n > most {
+			t.Errorf("%+v: %d of %d requests were shown; want %d to %d", o, n, sums[0].Requests, least, most)
+		}
+		if cut := strings.Contains(out.String(), "…"); cut != (o.Width > 0) {
+			t.Errorf("%+v: lines cut: %v in\n%s", o, cut, out.String())
+		}
+	}
+	f(Options{}, 10, shown)
+	f(Options{Verbose: true, Width: 60}, 0, 0)
+}
+
 func TestKeepStaysUp(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var out screen
