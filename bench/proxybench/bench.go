@@ -16,11 +16,13 @@ type Options struct {
 	Self []string
 	// Dir is where configurations and logs of the candidates go; default a temporary directory.
 	Dir string
-	// ProfileDir takes profiles of kvgate: one for each scenario it runs in, of 2 s of processor time after the last
+	// ProfileDir takes profiles of kvgate: one for each scenario it runs in, of 5 s of processor time after the last
 	// round, and of allocations and mutexes. "": none.
 	ProfileDir string
 	// Strace counts system calls with strace, in an extra round of the scenarios with one rate.
-	Strace   bool
+	Strace bool
+	// Against is another build of kvgate, a program, to be compared with: the candidate "other 64".
+	Against  string
 	Progress io.Writer // a line per scenario and round; nil: silence
 }
 
@@ -33,6 +35,8 @@ type Sample struct {
 	Errors              int
 	CPUSeconds          float64 // of the candidate: user and system
 	SystemSeconds       float64 // of it, the kernel's; to 10 ms
+	Reads, Writes       int     // system calls of these kinds; those of recv and send aside
+	Waits               int     // times that one of its threads went to sleep
 	P50, P99, P999      float64 // seconds, from when a request was due
 	ConnBytes           float64 // resident memory per connection; only where the scenario measures memory
 	Allocations         float64 // kvgate: per request

@@ -106,6 +106,9 @@ func (b *bench) start(c candidate, s *Scenario) (*running, error) {
 		if conf, err = writeConf(kvgateConf, d, "kvgate.yaml"); err == nil {
 			args := append(b.o.Self[1:len(b.o.Self):len(b.o.Self)], "serve", "-c", conf)
 			cmd = exec.Command(b.o.Self[0], args...)
+			if c.other {
+				cmd = exec.Command(b.o.Against, "serve", "-c", conf)
+			}
 		}
 	}
 	if err != nil {

@@ -165,22 +165,48 @@ func (p *process) cpu() (time.Duration, error) {
 	return sum, nil
 }
 
-// system is how much of cpu was spent in the kernel, to 10 ms.
-func (p *process) system() time.Duration {
-	var ticks int64
+// usage is what a process has used since it began.
+type usage struct {
+	cpu, system          time.Duration // system is a part of cpu, and counted in ticks of 10 ms
+	reads, writes, waits int           // system calls that read or write, recv and send aside; times that a thread went to sleep
+}
+
+// usage returns zeros for direct.
+func (r *running) usage() (u usage, err error) {
+	p := r.process
+	if p == nil {
+		return u, nil
+	}
+	if u.cpu, err = p.cpu(); err != nil {
+		return u, err
+	}
 	for _, pid := range p.pids {
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil {
-			continue
-		}
 		// Fields are counted from behind the name, which may hold anything: stime is the 15th.
-		f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
-		if len(f) > 12 {
-			n, _ := strconv.ParseInt(f[12], 10, 64)
-			ticks += n
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:])); len(f) > 12 {
+			n, _ := strconv.Atoi(f[12])
+			u.system += time.Duration(n) * 10 * time.Millisecond
+		}
+		u.reads += field(fmt.Sprintf("/proc/%d/io", pid), "syscr:")
+		u.writes += field(fmt.Sprintf("/proc/%d/io", pid), "syscw:")
+		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+		for _, t := range tasks {
+			u.waits += field(t, "voluntary_ctxt_switches:")
 		}
 	}
-	return time.Duration(ticks) * 10 * time.Millisecond
+	return u, nil
+}
+
+// field is the number behind name in a file of /proc; 0 if there is none.
+func field(file, name string) int {
+	b, _ := os.ReadFile(file)
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, name); ok {
+			n, _ := strconv.Atoi(strings.TrimSpace(v))
+			return n
+		}
+	}
+	return 0
 }
 
 // resident is the memory in use, bytes.

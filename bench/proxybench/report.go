@@ -50,6 +50,8 @@ type Line struct {
 	CPUPerChunk         Spread // microseconds
 	Ratio               Spread // of CPU, or of CPUPerChunk where there are chunks, to nginx's in the same round
 	System              Spread // share of CPU, 0..1
+	Reads, Writes       Spread // system calls per request
+	Waits               Spread // sleeps per request
 	RPS                 Spread
 	P50, P99, P999      Spread // microseconds
 	AddedP50, AddedP99  Spread // microseconds beyond direct's in the same round
@@ -113,6 +115,12 @@ func (r *Report) Lines() []Line {
 			return math.NaN()
 		})
 		l.System = of(func(s Sample) float64 { return proxied(s.SystemSeconds / s.CPUSeconds) })
+		each := func(f func(Sample) int) Spread {
+			return of(func(s Sample) float64 { return proxied(float64(f(s)) / float64(max(s.Requests, s.Chunks))) })
+		}
+		l.Reads = each(func(s Sample) int { return s.Reads })
+		l.Writes = each(func(s Sample) int { return s.Writes })
+		l.Waits = each(func(s Sample) int { return s.Waits })
 		l.RPS = of(func(s Sample) float64 {
 			if s.Requests == 0 {
 				return math.NaN()
@@ -187,6 +195,9 @@ var columns = []struct {
 	{"CPU µs/chunk", func(l Line) Spread { return l.CPUPerChunk }, true},
 	{"of nginx", func(l Line) Spread { return l.Ratio }, true},
 	{"in kernel", func(l Line) Spread { return l.System }, false},
+	{"reads", func(l Line) Spread { return l.Reads }, false},
+	{"writes", func(l Line) Spread { return l.Writes }, false},
+	{"waits", func(l Line) Spread { return l.Waits }, false},
 	{"requests/s", func(l Line) Spread { return l.RPS }, false},
 	{"p50 µs", func(l Line) Spread { return l.P50 }, false},
 	{"p99 µs", func(l Line) Spread { return l.P99 }, false},
@@ -323,14 +334,15 @@ func (r *Report) syscalls() (out []Syscall) {
 func (r *Report) WriteCSV(out io.Writer) error {
 	c := csv.NewWriter(out)
 	_ = c.Write([]string{
-		"scenario", "candidate", "round", "seconds", "requests", "chunks", "errors", "cpu_seconds", "system_seconds",
+		"scenario", "candidate", "round", "seconds", "requests", "chunks", "errors", "cpu_seconds", "system_seconds", "reads", "writes", "waits",
 		"p50_seconds", "p99_seconds", "p999_seconds", "connection_bytes", "allocations_per_request", "gc_seconds", "gc_of_cpu_seconds",
 	})
 	num := func(v float64) string { return strconv.FormatFloat(v, 'g', 7, 64) }
 	for _, s := range r.Samples {
 		_ = c.Write([]string{
 			s.Scenario, s.Candidate, strconv.Itoa(s.Round), num(s.Seconds), strconv.Itoa(s.Requests), strconv.Itoa(s.Chunks),
-			strconv.Itoa(s.Errors), num(s.CPUSeconds), num(s.SystemSeconds), num(s.P50), num(s.P99), num(s.P999), num(s.ConnBytes),
+			strconv.Itoa(s.Errors), num(s.CPUSeconds), num(s.SystemSeconds),
+			strconv.Itoa(s.Reads), strconv.Itoa(s.Writes), strconv.Itoa(s.Waits), num(s.P50), num(s.P99), num(s.P999), num(s.ConnBytes),
 			num(s.Allocations), num(s.GCSeconds), num(s.GCOf),
 		})
 	}

@@ -213,8 +213,9 @@ func (b *bench) load(r *running, s *Scenario) *load {
 }
 
 const (
-	warmUp    = 300 * time.Millisecond
-	maxErrors = 0.001 // share of requests
+	warmUp         = 300 * time.Millisecond
+	profileSeconds = 5
+	maxErrors      = 0.001 // share of requests
 )
 
 // measure has the clients do s against r, and measures a window of it.
@@ -293,27 +294,20 @@ func (b *bench) measure(r *running, s *Scenario) (*Sample, error) {
 // window measures what happens from now on.
 func (b *bench) window(r *running, d time.Duration) (*Sample, error) {
 	s := &Sample{}
-	cpu, system := time.Duration(0), time.Duration(0)
-	read := func() (c, sys time.Duration, err error) {
-		if r.process == nil {
-			return 0, 0, nil
-		}
-		c, err = r.process.cpu()
-		return c, r.process.system(), err
-	}
-	cpu, system, err := read()
+	before, err := r.usage()
 	if err != nil {
 		return s, err
 	}
 	began := time.Now()
 	b.engine.runFor(d)
 	s.Seconds = time.Since(began).Seconds()
-	cpu2, system2, err := read()
+	after, err := r.usage()
 	if err != nil {
 		return s, err
 	}
 	c := &b.engine.count
-	s.CPUSeconds, s.SystemSeconds = (cpu2 - cpu).Seconds(), (system2 - system).Seconds()
+	s.CPUSeconds, s.SystemSeconds = (after.cpu - before.cpu).Seconds(), (after.system - before.system).Seconds()
+	s.Reads, s.Writes, s.Waits = after.reads-before.reads, after.writes-before.writes, after.waits-before.waits
 	s.Requests, s.Chunks, s.Errors = c.requests, c.chunks, c.errors
 	if c.requests > 0 {
 		s.P50, s.P99, s.P999 = quantile(c, 50), quantile(c, 99), quantile(c, 99.9)
@@ -398,7 +392,7 @@ func (b *bench) extras(r *running, s *Scenario) error {
 		e.runFor(warmUp)
 		err := e.runWhile(func() error {
 			return errors.Join(
-				r.profile("profile?seconds=2", filepath.Join(b.o.ProfileDir, name+"-cpu.pprof")),
+				r.profile("profile?seconds="+strconv.Itoa(profileSeconds), filepath.Join(b.o.ProfileDir, name+"-cpu.pprof")),
 				r.profile("allocs", filepath.Join(b.o.ProfileDir, name+"-allocs.pprof")),
 				r.profile("mutex", filepath.Join(b.o.ProfileDir, name+"-mutex.pprof")))
 		})

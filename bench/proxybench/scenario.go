@@ -39,6 +39,8 @@ const (
 	kvgate1000   = "kvgate 1000"
 	kvgateLog    = "kvgate 64, log"
 	kvgateTwo    = "kvgate 64, 2 cores"
+	other64      = "other 64"
+	other1000    = "other 1000"
 )
 
 // A candidate is something that stands between clients and model servers.
@@ -48,6 +50,7 @@ type candidate struct {
 	endpoints int  // kvgate: of its pool
 	accessLog bool // a line per request, to /dev/null
 	cores     int
+	other     bool // Options.Against
 }
 
 var candidates = []candidate{
@@ -63,6 +66,8 @@ var candidates = []candidate{
 	{name: kvgate1000, doc: "… over 1,000 endpoints", endpoints: 1000},
 	{name: kvgateLog, doc: "64 endpoints with the access log", endpoints: 64, accessLog: true},
 	{name: kvgateTwo, doc: "64 endpoints, GOMAXPROCS 2", endpoints: 64, cores: 2},
+	{name: other64, doc: "the build of --against over 64 endpoints", endpoints: 64, other: true},
+	{name: other1000, doc: "… over 1,000 endpoints", endpoints: 1000, other: true},
 }
 
 func candidateByName(name string) (candidate, bool) {

@@ -60,6 +60,7 @@ or machines don't compare; the column "of nginx" does. Nothing else should run o
 	fl.BoolVar(&o.Quick, "quick", false, "a smoke test of less than a minute: one round, short windows")
 	fl.StringVar(&o.ProfileDir, "profile", "", "write profiles of kvgate into this directory")
 	fl.BoolVar(&o.Strace, "strace", false, "count system calls too, with strace, in a round of its own")
+	fl.StringVar(&o.Against, "against", "", "another build of kvgate, for the candidates \"other 64\" and \"other 1000\"")
 	fl.StringVar(&out, "out", "", "write samples.csv, table.md and a plot into this directory")
 	fl.StringVar(&format, "format", "svg", "format of the plot: svg or png")
 	return c
