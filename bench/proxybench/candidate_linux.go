@@ -57,7 +57,7 @@ type confData struct {
 	Certificate, Key, Bundle              string
 	Servers                               []string
 	Model                                 string
-	Scrape                                bool
+	Scrape, Whole                         bool
 }
 
 // start starts a candidate and waits until it serves.
@@ -76,7 +76,7 @@ func (b *bench) start(c candidate, s *Scenario) (*running, error) {
 		return nil, err
 	}
 	r.addr = ports[0]
-	d := confData{Dir: dir, Listen: r.addr.String(), Admin: ports[1].String(), Server: b.engine.addrs[0].String(), AccessLog: "off", Model: modelName, Scrape: s.Scrape}
+	d := confData{Dir: dir, Listen: r.addr.String(), Admin: ports[1].String(), Server: b.engine.addrs[0].String(), AccessLog: "off", Model: modelName, Scrape: s.Scrape, Whole: c.whole}
 	if c.accessLog {
 		d.AccessLog = "/dev/null"
 	}
@@ -88,7 +88,7 @@ func (b *bench) start(c candidate, s *Scenario) (*running, error) {
 	}
 	var cmd *exec.Cmd
 	switch c.name {
-	case nginx, nginxLog:
+	case nginx, nginxLog, nginxWhole:
 		cmd, err = packaged("nginx", nginxConf, d, func(conf string) []string {
 			return []string{"-p", dir, "-e", filepath.Join(dir, "start.log"), "-c", conf}
 		})
@@ -222,15 +222,15 @@ func (r *running) numbers() (n runtimeNumbers, err error) {
 	return n, nil
 }
 
-// profile saves one of kvgate's profiles.
-func (r *running) profile(kind, file string) error {
-	resp, err := client.Get("http://" + r.admin + "/debug/pprof/" + kind)
+// profile saves a page of kvgate's admin listener, by its path below /debug.
+func (r *running) profile(path, file string) error {
+	resp, err := client.Get("http://" + r.admin + "/debug/" + path)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != 200 {
-		return fmt.Errorf("profile %s: status %d", kind, resp.StatusCode)
+		return fmt.Errorf("/debug/%s: status %d; want 200", path, resp.StatusCode)
 	}
 	f, err := os.Create(file)
 	if err != nil {

@@ -236,7 +236,7 @@ func (b *bench) measure(r *running, s *Scenario) (*Sample, error) {
 	var resident int64
 	if s.Memory && r.process != nil {
 		// What a process takes once, whatever the number of connections, it takes now.
-		warm := b.load(r, &Scenario{BodyBytes: s.BodyBytes, Conns: 32})
+		warm := b.load(r, &Scenario{BodyBytes: 4 << 10, Conns: 32}) // prompts long enough to fill all of kvgate's prefix index
 		e.start(warm)
 		e.runFor(2 * warmUp)
 		e.stop()
@@ -270,6 +270,14 @@ func (b *bench) measure(r *running, s *Scenario) (*Sample, error) {
 		}
 		if s.Memory && r.process != nil {
 			sample.ConnBytes = float64(r.process.resident()-resident) / float64(s.Conns)
+		}
+		if s.Memory && r.isKvgate() && b.o.ProfileDir != "" && err == nil {
+			err = e.runWhile(func() error {
+				return errors.Join(
+					r.profile("pprof/heap?gc=1", filepath.Join(b.o.ProfileDir, s.Name+"-heap.pprof")),
+					r.profile("pprof/profile?seconds=2", filepath.Join(b.o.ProfileDir, s.Name+"-cpu.pprof")),
+					r.profile("../metrics", filepath.Join(b.o.ProfileDir, s.Name+"-metrics.txt")))
+			})
 		}
 		e.stop()
 	}
@@ -392,9 +400,9 @@ func (b *bench) extras(r *running, s *Scenario) error {
 		e.runFor(warmUp)
 		err := e.runWhile(func() error {
 			return errors.Join(
-				r.profile("profile?seconds="+strconv.Itoa(profileSeconds), filepath.Join(b.o.ProfileDir, name+"-cpu.pprof")),
-				r.profile("allocs", filepath.Join(b.o.ProfileDir, name+"-allocs.pprof")),
-				r.profile("mutex", filepath.Join(b.o.ProfileDir, name+"-mutex.pprof")))
+				r.profile("pprof/profile?seconds="+strconv.Itoa(profileSeconds), filepath.Join(b.o.ProfileDir, name+"-cpu.pprof")),
+				r.profile("pprof/allocs", filepath.Join(b.o.ProfileDir, name+"-allocs.pprof")),
+				r.profile("pprof/mutex", filepath.Join(b.o.ProfileDir, name+"-mutex.pprof")))
 		})
 		e.stop()
 		e.runFor(50 * time.Millisecond)

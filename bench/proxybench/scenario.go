@@ -29,7 +29,8 @@ type Scenario struct {
 const (
 	direct       = "direct"
 	nginx        = "nginx"
-	nginxLog     = "nginx, log"
+	nginxLog     = "nginx log"
+	nginxWhole   = "nginx whole"
 	haproxy      = "HAProxy"
 	reverseProxy = "ReverseProxy"
 	fastHTTP     = "fasthttp"
@@ -37,8 +38,8 @@ const (
 	kvgate64     = "kvgate 64"
 	kvgate100    = "kvgate 100"
 	kvgate1000   = "kvgate 1000"
-	kvgateLog    = "kvgate 64, log"
-	kvgateTwo    = "kvgate 64, 2 cores"
+	kvgateLog    = "kvgate 64 log"
+	kvgateTwo    = "kvgate 64 2 cores"
 	other64      = "other 64"
 	other1000    = "other 1000"
 )
@@ -49,6 +50,7 @@ type candidate struct {
 	doc       string
 	endpoints int  // kvgate: of its pool
 	accessLog bool // a line per request, to /dev/null
+	whole     bool // nginx: the body is read whole
 	cores     int
 	other     bool // Options.Against
 }
@@ -56,6 +58,7 @@ type candidate struct {
 var candidates = []candidate{
 	{name: direct, doc: "nothing in between"},
 	{name: nginx, doc: "one worker, keep-alive to one server, no buffering"},
+	{name: nginxWhole, doc: "the same, but it reads a body to its end, into memory, before it sends it on, as kvgate has to", whole: true},
 	{name: nginxLog, doc: "the same with its access log", accessLog: true},
 	{name: haproxy, doc: "one thread, keep-alive to one server"},
 	{name: reverseProxy, doc: "Go's httputil.ReverseProxy"},
@@ -80,7 +83,10 @@ func candidateByName(name string) (candidate, bool) {
 
 func (c candidate) isKvgate() bool { return c.endpoints > 0 }
 
-var peers = []string{direct, nginx, haproxy, reverseProxy, fastHTTP, kvgate64}
+var (
+	peers  = []string{direct, nginx, haproxy, reverseProxy, fastHTTP, kvgate64}
+	bodies = []string{direct, nginx, nginxWhole, haproxy, reverseProxy, fastHTTP, kvgate64}
+)
 
 // Scenarios are all there are.
 var Scenarios = []Scenario{
@@ -89,8 +95,8 @@ var Scenarios = []Scenario{
 		Candidates: []string{direct, nginx, nginxLog, haproxy, reverseProxy, fastHTTP, kvgate8, kvgate64, kvgateLog, kvgateTwo, kvgate1000},
 	},
 	{Name: "16KB", Doc: "bodies of 16 KB, 32 connections", BodyBytes: 16 << 10, Conns: 32, Candidates: peers},
-	{Name: "256KB", Doc: "bodies of 256 KB, 16 connections", BodyBytes: 256 << 10, Conns: 16, Candidates: peers},
-	{Name: "2MB", Doc: "bodies of 2 MB, 8 connections", BodyBytes: 2 << 20, Conns: 8, Candidates: peers},
+	{Name: "256KB", Doc: "bodies of 256 KB, 16 connections", BodyBytes: 256 << 10, Conns: 16, Candidates: bodies},
+	{Name: "2MB", Doc: "bodies of 2 MB, 8 connections", BodyBytes: 2 << 20, Conns: 8, Candidates: bodies},
 	{Name: "1KB-1000rps", Doc: "bodies of 1 KB, 1,000 requests/s, 64 connections", BodyBytes: 1 << 10, Conns: 64, Rate: 1000, Window: 2 * time.Second, Candidates: peers},
 	{Name: "1KB-4000rps", Doc: "bodies of 1 KB, 4,000 requests/s, 64 connections", BodyBytes: 1 << 10, Conns: 64, Rate: 4000, Window: 2 * time.Second, Candidates: peers},
 	{Name: "SSE", Doc: "streams of 50 chunks, each sent when the client has the one before, 32 connections", BodyBytes: 1 << 10, Conns: 32, Chunks: 50, Candidates: peers},

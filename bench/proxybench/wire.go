@@ -25,7 +25,10 @@ func newRequest(host string, bodyBytes int, stream, closing bool) *request {
 		options = `,"stream":true,"stream_options":{"include_usage":true}`
 	}
 	body := `{"model":"` + modelName + `","messages":[{"role":"system","content":"` + mark + ` You are a helpful assistant."},{"role":"user","content":"%s"}],"max_tokens":64,"temperature":0.7` + options + `}`
-	const sentence = "The quick brown fox jumps over the lazy dog and says \\\"what a day\\\" to nobody.\\n"
+	// Prose with a quotation and a new paragraph every 400 bytes.
+	const sentence = "It was a bright cold day in the valley, and the clocks of the three churches were striking, one after the other, as they had done for longer than anybody could remember. " +
+		"Nobody looked up. A cart came down the road, and the man on it called out, \\\"Is this the way to the river?\\\" before he saw that there was no one to hear him; " +
+		"so he drove on, past the mill and the last of the houses, until the road was only grass.\\n\\n"
 	n := max(0, bodyBytes-len(body)+2)
 	text := strings.Repeat(sentence, n/len(sentence)) + strings.Repeat("x", n%len(sentence))
 	body = strings.Replace(body, "%s", text, 1)
