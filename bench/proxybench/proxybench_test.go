@@ -124,3 +124,44 @@ func TestPlot(t *testing.T) {
 		t.Errorf("%v; no plot of kvgate in %d bytes after %v", err, len(b), time.Since(began))
 	}
 }
+
+// What a small request costs, counted and not timed: this holds on any machine. The floor is two system calls that write;
+// two that read, and two more that find nothing yet before Go waits; beside them one recv, the live check of the kept
+// connection. Scrapes of the endpoints are in the numbers too, hence the room.
+func TestCostPerRequest(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: it starts processes and takes seconds")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := proxybench.Run(t.Context(), proxybench.Options{
+		Self: []string{self, "kvgate"}, Dir: t.TempDir(), Rounds: 1, Window: time.Second,
+		Scenarios: []string{"1KB", "SSE"}, Candidates: []string{"kvgate 8"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range r.Lines() {
+		reads, writes := 4.6, 2.3 // per request
+		allocations := 6.0
+		if l.Scenario == "SSE" {
+			reads, writes = 2.3, 1.2 // per chunk
+			allocations = 30
+		}
+		t.Logf("%s: %.2f reads, %.2f writes, %.2f allocations", l.Scenario, l.Reads.Median, l.Writes.Median, l.Allocations.Median)
+		if l.Reads.Median > reads || l.Writes.Median > writes {
+			t.Errorf("%s: %.2f reads and %.2f writes; want at most %.1f and %.1f", l.Scenario, l.Reads.Median, l.Writes.Median, reads, writes)
+		}
+		if raceEnabled {
+			continue
+		}
+		if l.Allocations.Median > allocations {
+			t.Errorf("%s: %.2f allocations per request; want at most %.0f", l.Scenario, l.Allocations.Median, allocations)
+		}
+		if l.Errors > 0 {
+			t.Errorf("%s: %d errors", l.Scenario, l.Errors)
+		}
+	}
+}

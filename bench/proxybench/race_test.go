@@ -1,0 +1,5 @@
+//go:build linux && race
+
+package proxybench_test
+
+const raceEnabled = true
