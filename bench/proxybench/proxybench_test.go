@@ -5,6 +5,7 @@ package proxybench_test
 import (
 	"bytes"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -30,13 +31,21 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var progress bytes.Buffer
-	r, err := proxybench.Run(t.Context(), proxybench.Options{
-		Self: []string{self, "kvgate"}, Dir: t.TempDir(), Quick: true, Progress: &progress,
-		Scenarios: []string{"1KB", "1KB-1000rps", "SSE", "SSE-5000", "connect", "TLS"}, Candidates: []string{"kvgate 64"},
-	})
-	if err != nil {
-		t.Fatalf("%v\n%s", err, progress.String())
+	var r *proxybench.Report
+	// A window of a quick run is a fraction of a second: on a machine that is busy with something else, nothing may get
+	// through in one of them. Three in a row is a fault.
+	for range 3 {
+		var progress bytes.Buffer
+		r, err = proxybench.Run(t.Context(), proxybench.Options{
+			Self: []string{self, "kvgate"}, Dir: t.TempDir(), Quick: true, Progress: &progress,
+			Scenarios: []string{"1KB", "1KB-1000rps", "SSE", "SSE-5000", "connect", "TLS"}, Candidates: []string{"kvgate 64"},
+		})
+		if err != nil {
+			t.Fatalf("%v\n%s", err, progress.String())
+		}
+		if !slices.ContainsFunc(r.Samples, func(s proxybench.Sample) bool { return s.Requests == 0 && s.Chunks == 0 }) {
+			break
+		}
 	}
 	found := map[string]bool{}
 	for _, s := range r.Samples {
