@@ -473,7 +473,7 @@ func (c *clientConn) chunkByte(x byte) *rejection {
 			l.digits++
 			l.size = l.size<<4 | int64(unhex(x))
 			if c.body+l.size > c.edge.bodyBytes {
-				return errBodyTooLarge
+				return c.edge.limits.tooLarge
 			}
 		default:
 			return errChunk

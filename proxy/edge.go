@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"fmt"
 	"time"
 )
 
@@ -60,9 +61,11 @@ type edge struct {
 
 func newEdge(o edgeOptions, w *watcher) *edge {
 	o = o.withDefaults()
+	tooLarge := *errBodyTooLarge
+	tooLarge.reason = fmt.Sprintf("the request body is larger than the limit of %d bytes", o.bodyBytes)
 	return &edge{
 		edgeOptions: o,
-		limits:      headLimits{targetBytes: o.targetBytes, fields: o.fields, bodyBytes: o.bodyBytes},
+		limits:      headLimits{targetBytes: o.targetBytes, fields: o.fields, bodyBytes: o.bodyBytes, tooLarge: &tooLarge},
 		watch:       w,
 	}
 }

@@ -69,7 +69,7 @@ func TestEdgeLingers(t *testing.T) {
 				return
 			}
 		}
-		if got, closed := readAnswers(t, c, 1); len(got) != 1 || got[0].status != 413 || !closed || !strings.Contains(got[0].body, `"code":"too_large"`) {
+		if got, closed := readAnswers(t, c, 1); len(got) != 1 || got[0].status != 413 || !closed || !strings.Contains(got[0].body, `"code":"too_large"`) || !strings.Contains(got[0].body, "limit of ") {
 			t.Errorf("%s: got %+v, closed %v", name, got, closed)
 		}
 	}

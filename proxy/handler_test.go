@@ -59,6 +59,7 @@ func TestErrorsHaveTheRightShape(t *testing.T) {
 	f(post(chatPath, `{"model":"m"`), 400, `"code":"bad_request"`)
 	f(post("/v1/messages", `{"model":"nope","messages":[]}`), 404, `{"type":"error","error":{"type":"not_found_error"`)
 	f(post("/metrics", `{}`), 404, `"code":"not_found"`)
+	f(post("/chat/completions", `{}`), 404, `"code":"not_found"`, `did you mean /v1/chat/completions?`)
 	f("GET /v1/chat/completions HTTP/1.1\r\nHost: gate\r\n\r\n", 405, `"code":"method_not_allowed"`)
 	f(post(chatPath, `x`, "Content-Encoding: gzip"), 415, `"code":"unsupported_media_type"`)
 	f("GET /v1/models HTTP/1.1\r\nHost: gate\r\n\r\n", 200, `{"object":"list","data":[{"id":"m"`)

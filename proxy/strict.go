@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"encoding/binary"
 	"math/bits"
 	"net/netip"
@@ -70,7 +71,9 @@ var (
 type headLimits struct {
 	targetBytes int   // longest request target
 	fields      int   // most header fields
-	bodyBytes   int64 // largest declared Content-Length; above it errBodyTooLarge
+	bodyBytes   int64 // largest declared Content-Length; above it tooLarge
+
+	tooLarge *rejection // errBodyTooLarge, naming bodyBytes
 }
 
 // headInfo is what the check has learned of one request head.
@@ -251,7 +254,7 @@ func checkTogether(lim *headLimits, hi *headInfo, seen fieldSet, host, target []
 	case seen&fieldHost != 0 && !validHost(host):
 		return errHost
 	case hi.contentLength > lim.bodyBytes:
-		return errBodyTooLarge
+		return cmp.Or(lim.tooLarge, errBodyTooLarge)
 	}
 	if target[0] != '/' {
 		return checkAuthority(target, host)
