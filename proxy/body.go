@@ -109,19 +109,18 @@ func readBody(ctx *fasthttp.RequestCtx, b *budget, r *requestBody) *rejection {
 	return rej
 }
 
-// grow moves the body into a buffer of the class and reports whether the budget had
-// room for it.
-func (r *requestBody) grow(class int) bool {
-	size := int64(classBytes(class))
-	if !r.budget.acquire(size) {
+// grow moves the body into a buffer of the class and reports whether the budget had room for it. A body is charged for
+// what it may come to, most, if the buffer is larger, so that one of the permitted size always fits into a budget of that
+// size; the copy that is dropped here isn't counted.
+func (r *requestBody) grow(class int, most int64) bool {
+	size := min(int64(classBytes(class)), most)
+	if !r.budget.acquire(size - r.held) {
 		return false
 	}
-	r.held += size
+	r.held = size
 	buf := getBodyBuffer(class)
 	if old := r.buf; old != nil {
 		copy(buf.b, old.b[:r.n])
-		r.budget.release(int64(len(old.b)))
-		r.held -= int64(len(old.b))
 		putBodyBuffer(old)
 	}
 	r.buf = buf

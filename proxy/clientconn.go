@@ -310,7 +310,7 @@ func (c *clientConn) lendBody(r *requestBody) *rejection {
 
 func (c *clientConn) readLength(r *requestBody) *rejection {
 	declared := c.left
-	if !r.grow(bodyClass(min(declared, firstBodyBytes))) {
+	if !r.grow(bodyClass(min(declared, firstBodyBytes)), declared) {
 		return errBudget
 	}
 	r.n = copy(r.buf.b, c.buffered())
@@ -318,7 +318,7 @@ func (c *clientConn) readLength(r *requestBody) *rejection {
 	c.left -= int64(r.n)
 	c.body = int64(r.n)
 	for c.left > 0 {
-		if r.n == len(r.buf.b) && !r.grow(min(r.buf.class+2*doubled, bodyClass(declared))) {
+		if r.n == len(r.buf.b) && !r.grow(min(r.buf.class+2*doubled, bodyClass(declared)), declared) {
 			return errBudget
 		}
 		// No further than this body's end: what follows is another request.
@@ -335,11 +335,12 @@ func (c *clientConn) readLength(r *requestBody) *rejection {
 }
 
 func (c *clientConn) readChunked(r *requestBody) *rejection {
-	if !r.grow(minInputClass) {
+	most := c.edge.bodyBytes
+	if !r.grow(minInputClass, most) {
 		return errBudget
 	}
 	for c.phase != inHead {
-		if r.n == len(r.buf.b) && !r.grow(r.buf.class+2*doubled) {
+		if r.n == len(r.buf.b) && !r.grow(min(r.buf.class+2*doubled, bodyClass(most)), most) {
 			return errBudget
 		}
 		space := r.buf.b[r.n:]

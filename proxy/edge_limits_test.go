@@ -172,6 +172,41 @@ func TestEdgeBudget(t *testing.T) {
 	waitFor(t, "memory to be given back", func() bool { return e.budget.usedBytes() == 0 })
 }
 
+// A budget of a size has room for a body of that size, however it comes, and none for a larger one; a body that is too
+// large is called that, not one too many.
+func TestEdgeBudgetOfOneBody(t *testing.T) {
+	for _, limit := range []int{1 << 10, 4 << 10, 100_000, 1<<20 + 1, 5 << 20, 33 << 20} {
+		e := startEdge(t, edgeOptions{bodyBytes: int64(limit)}, serverOptions{})
+		e.budget.limit = int64(limit)
+		for _, n := range []int{1, limit / 2, limit*3/4 + 1, limit - 1, limit, limit + 1} {
+			body := strings.Repeat("x", n)
+			want := 200
+			if n > limit {
+				want = 413
+			}
+			chunks := ""
+			for rest := body; len(rest) > 0; {
+				piece := rest[:min(len(rest), 1<<20)]
+				rest = rest[len(piece):]
+				chunks += fmt.Sprintf("%x\r\n%s\r\n", len(piece), piece)
+			}
+			for framing, raw := range map[string]string{
+				"length": fmt.Sprintf("Content-Length: %d\r\n\r\n%s", n, body),
+				"chunks": "Transfer-Encoding: chunked\r\n\r\n" + chunks + "0\r\n\r\n",
+			} {
+				got, _ := e.exchange(t, "POST / HTTP/1.1\r\nHost: h\r\n"+raw, 1)
+				if len(got) != 1 || got[0].status != want || want == 200 && got[0].body != body {
+					t.Errorf("budget %d, body of %d by %s: %d answers; want one with status %d", limit, n, framing, len(got), want)
+					for _, a := range got {
+						t.Logf("status %d", a.status)
+					}
+				}
+				waitFor(t, "memory to be given back", func() bool { return e.budget.usedBytes() == 0 })
+			}
+		}
+	}
+}
+
 func TestBodyClasses(t *testing.T) {
 	for _, n := range []int64{0, 1, 2048, 2049, 2560, 2561, 4096, 4097, 65535, 65536, 65537, 3 << 20, 32<<20 + 1, 1 << 26, 1<<26 + 1} {
 		c := bodyClass(n)

@@ -557,33 +557,36 @@ func (x *exchange) admit() *failure {
 func (x *exchange) choose() *failure {
 	began := time.Now()
 	now := x.h.opts.Now()
+	snapshot := x.snapshot
 	if x.attempt > 0 {
 		// A decision is made on one snapshot, and so is the target it is made for.
-		x.snapshot = x.h.table.Load()
-		t := x.snapshot.Target(x.name)
+		snapshot = x.h.table.Load()
+		t := snapshot.Target(x.name)
 		if t == nil && x.query.Target != nil {
-			t = x.snapshot.TargetString(x.query.Target.Name)
+			t = snapshot.TargetString(x.query.Target.Name)
 		}
 		if t == nil {
 			return &failure{outcome: NoEndpoints, message: msgNoEndpoints, retryAfterSeconds: 1}
 		}
 		x.query.Target = t
 	}
+	var d scoring.Decision
 	var err error
 	if x.pinned != nil {
-		x.decision, err = x.choosePinned(now)
+		d, err = x.choosePinned(now)
 	} else {
-		x.decision, err = x.pool.Policy.Choose(&x.query, x.snapshot, now, &x.booking)
+		d, err = x.pool.Policy.Choose(&x.query, snapshot, now, &x.booking)
 	}
 	x.attemptAt = time.Now()
 	x.deciding += x.attemptAt.Sub(began)
-	if err != nil {
+	if err != nil { // the decision before, if there was one, stays: it is what the request is accounted for
 		f := &failure{outcome: NoEndpoints, message: msgNoEndpoints, err: err, retryAfterSeconds: 1}
 		if errors.Is(err, scoring.ErrTooLong) {
 			f = &failure{outcome: BadRequest, err: err, param: "messages", message: "the request is longer than the context of the model; shorten the prompt or ask for fewer tokens"}
 		}
 		return f
 	}
+	x.decision, x.snapshot = d, snapshot
 	x.deadline = after(x.attemptAt, x.pool.Timeouts.Total)
 	if x.attempt == 0 && x.client != nil {
 		x.client.edge.watch.watch(x.client, &x.lease) // ended in end

@@ -423,6 +423,7 @@ func parseResponse(dst, fields []byte, status int, http10, headRequest bool, ori
 	*r = response{status: status, keepAlive: !http10}
 	var lengths, codings, n int
 	var connection, location []byte
+	redirected := false // to the endpoint itself
 	was := len(dst)
 	run, at := fields, 0
 	for rest := fields; len(rest) > 2; {
@@ -464,8 +465,8 @@ func parseResponse(dst, fields []byte, status int, http10, headRequest bool, ori
 			}
 		case fConnection:
 			keep = false
-			if connection != nil {
-				r.keepAlive = false
+			if connection != nil { // Slow path: several fields are one list (RFC 9110 5.3)
+				value = append(append(append([]byte(nil), connection...), ','), value...)
 			}
 			connection = value
 		case fContentType:
@@ -478,8 +479,8 @@ func parseResponse(dst, fields []byte, status int, http10, headRequest bool, ori
 				r.retryAfter = int(s)
 			}
 		case fLocation:
-			if keep = !bytes.HasPrefix(value, []byte(origin)); !keep {
-				location = value[len(origin):]
+			if rest, here := bytes.CutPrefix(value, []byte(origin)); here && (len(rest) == 0 || rest[0] == '/' || rest[0] == '?' || rest[0] == '#') {
+				keep, redirected, location = false, true, rest
 			}
 		case fHopByHop, fRequestID, fOurs, fSteering:
 			keep = false
@@ -492,8 +493,15 @@ func parseResponse(dst, fields []byte, status int, http10, headRequest bool, ori
 		run, at = rest, 0
 	}
 	dst = append(dst, run[:at]...)
-	if location != nil { // Slow path: a redirect to itself, in absolute form, as FastAPI sends for a slash too many
-		dst = append(append(append(dst, "Location: "...), location...), "\r\n"...)
+	if redirected { // Slow path: in absolute form, as FastAPI sends for a slash too many
+		dst = append(dst, "Location: "...)
+		switch {
+		case len(location) == 0 || location[0] != '/':
+			dst = append(dst, '/')
+		case len(location) > 1 && location[1] == '/':
+			dst = append(dst, "/."...) // or the path would be read as a host (RFC 3986 4.2)
+		}
+		dst = append(append(dst, location...), "\r\n"...)
 	}
 
 	switch {

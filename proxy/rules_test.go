@@ -320,3 +320,81 @@ func TestPromptsAreHashed(t *testing.T) {
 		t.Errorf("40 prompts went to %d endpoints of %d", n, len(mocks))
 	}
 }
+
+// However many Connection fields an answer has, they are one list: close anywhere in it ends the connection, and what is
+// named anywhere in it goes no further.
+func TestResponseConnection(t *testing.T) {
+	f := func(version, connection string, keepAlive bool) {
+		t.Helper()
+		head := strings.ReplaceAll(connection, "|", "\r\n") + "\r\nX-Gone: 1\r\nX-Kept: 2\r\nContent-Length: 0\r\n\r\n"
+		var r response
+		got, err := parseResponse(nil, []byte(head), 200, version == "1.0", false, "", &r)
+		want := "X-Gone: 1\r\nX-Kept: 2\r\n"
+		if strings.Contains(strings.ToLower(connection), "x-gone") {
+			want = "X-Kept: 2\r\n"
+		}
+		if err != nil || r.keepAlive != keepAlive || string(got) != want {
+			t.Errorf("%s %q: kept alive %v, fields %q, %v", version, connection, r.keepAlive, got, err)
+		}
+	}
+	for _, c := range []string{
+		"Connection: close", "Connection: Close", "Connection: close|Connection: keep-alive", "Connection: keep-alive|Connection: close",
+		"Connection: keep-alive, close", "Connection: close|Connection: x-gone", "Connection: x-gone|connection: close|Connection: keep-alive",
+	} {
+		f("1.1", c, false)
+		f("1.0", c, false)
+	}
+	for _, c := range []string{
+		"Connection: keep-alive", "Connection: keep-alive|Connection: keep-alive", "Connection: x-gone|Connection: keep-alive",
+		"Connection: keep-alive|Connection: x-gone", "Connection: x-gone, keep-alive",
+	} {
+		f("1.1", c, true)
+		f("1.0", c, true)
+	}
+	f("1.1", "TE: none", true)
+	f("1.0", "TE: none", false)
+	f("1.1", "Connection: x-gone", true)
+	f("1.0", "Connection: x-gone", false)
+}
+
+// A redirect to the endpoint itself leads clients to the gateway, and nowhere else; others are left as they are.
+func TestRedirects(t *testing.T) {
+	const origin = "http://10.0.0.1:80"
+	f := func(location, want string) {
+		t.Helper()
+		var r response
+		got, err := parseResponse(nil, []byte("Location: "+location+"\r\nContent-Length: 0\r\n\r\n"), 307, false, false, origin, &r)
+		if err != nil || string(got) != "Location: "+want+"\r\n" {
+			t.Errorf("%s: got %q, %v; want %s", location, got, err, want)
+		}
+	}
+	f(origin+"/v1/models", "/v1/models")
+	f(origin+"/v1/models?a=http://b", "/v1/models?a=http://b")
+	f(origin, "/")
+	f(origin+"?a=1", "/?a=1")
+	f(origin+"#a", "/#a")
+	f(origin+"//other.example/x", "/.//other.example/x")
+	f("/v1/models/", "/v1/models/")
+	f("models/", "models/")
+	for _, other := range []string{origin + "80/x", origin + ".example/x", origin + "@other.example/x", "http://10.0.0.2/x", "https://10.0.0.1:80/x"} {
+		f(other, other)
+	}
+}
+
+// Whoever reads the log of a request that found nobody left to take it wants to know who failed it.
+func TestRecordNamesTheLastEndpoint(t *testing.T) {
+	dead := func() *mock { m := newMock(t, chat); m.kill(); return m }
+	for _, mocks := range [][]*mock{{dead()}, {dead(), dead()}} {
+		g := newGate(t, mocks, withPool(func(o *PoolOptions) { o.Retry.MaxAttempts = 4 }))
+		if a := g.do(plainBody); a.StatusCode != 502 {
+			t.Errorf("status %d; want 502", a.StatusCode)
+		}
+		r := g.sink.wait(t, 1)[0]
+		if len(r.Attempts) != len(mocks) {
+			t.Fatalf("%d attempts; want %d", len(r.Attempts), len(mocks))
+		}
+		if last := r.Attempts[len(r.Attempts)-1].Endpoint; r.Endpoint != last || !r.Decided || r.Outcome != "endpoint_connect" {
+			t.Errorf("endpoint %q, outcome %s; want %q", r.Endpoint, r.Outcome, last)
+		}
+	}
+}

@@ -69,6 +69,7 @@ type Gateway struct {
 	discovery *discovery.Manager
 	admin     *admin.Server
 
+	syncing   sync.Mutex // serialises syncScrapers
 	reloading sync.Mutex // serialises reloads; guards learners and lastBad
 	learners  map[string]*scoring.Learner
 	index     *scoring.Index                             // of prompt prefixes, of all pools
@@ -255,7 +256,9 @@ func (g *Gateway) Run(ctx context.Context) (Result, error) {
 	running.Go(func() { g.every(loops, publishEvery, func() { g.table.Flush(g.now()) }) })
 	running.Go(func() { g.every(loops, sweepEvery, func() { g.metrics.Sweep(g.table.Load(), sweepEvery) }) })
 
-	g.discovery.SetPools(cfg.Pools)
+	g.reloading.Lock() // a reload may have come first, and what it set up is to stay
+	g.discovery.SetPools(g.cfg.Load().Pools)
+	g.reloading.Unlock()
 	if !g.awaitFirstTable(ctx) {
 		return Result{}, nil // told to stop before it began
 	}
@@ -395,6 +398,8 @@ func (g *Gateway) apply(name string, targets []discovery.Target) {
 
 // syncScrapers has exactly the table's endpoints scraped.
 func (g *Gateway) syncScrapers() {
+	g.syncing.Lock() // discovery and reloads come at the same time, and the later table is to have the last word
+	defer g.syncing.Unlock()
 	s := g.table.Load()
 	endpoints := make([]*pool.Endpoint, len(s.Rows))
 	for i := range s.Rows {

@@ -422,6 +422,87 @@ func TestReloadIsAllOrNothing(t *testing.T) {
 	}
 }
 
+// A SIGHUP may come before the gateway has begun to run: what it reads holds.
+func TestReloadBeforeRun(t *testing.T) {
+	a, b := sim(t, modelsim.Options{}), sim(t, modelsim.Options{})
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(header+text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(onePool(a.URL()))
+	load := func() (*config.Config, error) { return config.Load(file, ConfigOptions()) }
+	cfg, err := load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := &syncBuffer{}
+	g, err := New(cfg, Options{Load: load, LogOutput: log, WatchEvery: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	write("pools:\n  - name: q\n    discovery: {static: [" + b.URL() + "]}\n")
+	if res, err := g.Reload("test"); err != nil || !res.Changed {
+		t.Fatalf("reload: %+v, %v", res, err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		_, err := g.Run(ctx)
+		done <- err
+	}()
+	<-g.Ready()
+	rows := g.Table().Load().Rows
+	if len(rows) != 1 || rows[0].Endpoint.URL != b.URL() || rows[0].Endpoint.Pool != "q" {
+		t.Errorf("%d endpoints; want the one of pool q\n%s", len(rows), log)
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	_, _ = g.Reload("test") // after the end; goleak tells if that starts anything
+}
+
+// Reloads and what discovery finds come at the same time. Whoever is last, what is in the table in the end is scraped.
+func TestReloadsWhileDiscoveryMoves(t *testing.T) {
+	var sims []string
+	for range 4 {
+		sims = append(sims, sim(t, modelsim.Options{}).URL())
+	}
+	targets := filepath.Join(t.TempDir(), "targets.json")
+	list := func(urls ...string) {
+		t.Helper()
+		text := `[{"targets":["` + strings.Join(urls, `","`) + `"]}]`
+		if err := os.WriteFile(targets, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list(sims[0])
+	text := func(i int) string {
+		return fmt.Sprintf("retry: {budget_min: %d}\npools:\n  - name: p\n    discovery: {file: {path: %s, interval: 100ms}}\n", i, targets)
+	}
+	g := start(t, text(0), Options{})
+	for i := range 60 {
+		list(sims[:1+i%4]...)
+		g.write(text(1 + i))
+		if _, err := g.Reload("test"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list(sims...)
+	eventually(t, "every endpoint is scraped", func() bool {
+		rows := g.Table().Load().Rows
+		for _, r := range rows {
+			if r.ScrapedAt == 0 || g.now().Sub(r.ScrapedAt) > 2*time.Second {
+				return false
+			}
+		}
+		return len(rows) == 4
+	})
+}
+
 func TestReloadOnFileChange(t *testing.T) {
 	a, b := sim(t, modelsim.Options{}), sim(t, modelsim.Options{})
 	g := start(t, onePool(a.URL()), Options{WatchEvery: 10 * time.Millisecond})
@@ -490,6 +571,7 @@ func TestDrain(t *testing.T) {
 	if got := <-short; !strings.HasSuffix(got, "data: [DONE]\n\n|<nil>") {
 		t.Errorf("a request that could end did not: %q", got[max(0, len(got)-200):])
 	}
+	eventually(t, "the one that could end is accounted for", func() bool { return g.handler.Active() == 1 })
 	g.cut() // the second signal
 	g.wait()
 	got := <-long
