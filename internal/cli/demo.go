@@ -67,6 +67,9 @@ with a table. It needs no GPU, no network and no configuration.`,
 
 // terminal reports whether w is a terminal that may be coloured (https://no-color.org), and how wide it is; 0 is unknown.
 func terminal(w io.Writer, lookup func(string) (string, bool)) (color bool, width int) {
+	if c, ok := w.(*checkedWriter); ok {
+		w = c.w
+	}
 	f, ok := w.(*os.File)
 	if !ok {
 		return false, 0

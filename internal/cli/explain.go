@@ -92,14 +92,34 @@ func explainBody(e *env, model string, promptTokens int, file string) ([]byte, e
 		content := strings.Repeat("~~~ ", promptTokens) // four bytes a token, as English has; nobody sends this
 		return json.Marshal(map[string]any{"model": model, "messages": []map[string]string{{"role": "user", "content": content}}})
 	case file != "-":
-		return os.ReadFile(file)
+		return readFile(file)
 	}
 	if f, ok := e.stdin.(*os.File); ok {
 		if fi, err := f.Stat(); err == nil && fi.Mode()&os.ModeCharDevice != 0 {
 			return nil, usage("kvgate explain -m MODEL", "explain needs a request: -m MODEL, --body FILE or a body on standard input")
 		}
 	}
-	return io.ReadAll(io.LimitReader(e.stdin, 1<<30))
+	return readAll(e.stdin, "standard input")
+}
+
+// maxInputBytes bounds what is read of a file or of standard input. A snapshot of 65,000 endpoints takes half of it.
+const maxInputBytes = 256 << 20
+
+func readFile(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return readAll(f, name)
+}
+
+func readAll(r io.Reader, name string) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(r, maxInputBytes+1))
+	if err == nil && len(data) > maxInputBytes {
+		err = fmt.Errorf("%s: larger than %d MiB", name, maxInputBytes>>20)
+	}
+	return data, err
 }
 
 func explainRunning(ctx context.Context, a *adminClient, path string, body []byte) (x scoring.Explanation, err error) {
@@ -117,7 +137,7 @@ func explainRunning(ctx context.Context, a *adminClient, path string, body []byt
 }
 
 func explainSnapshot(file, policy, path string, body []byte) (x scoring.Explanation, err error) {
-	data, err := os.ReadFile(file)
+	data, err := readFile(file)
 	if err != nil {
 		return x, err
 	}

@@ -40,14 +40,33 @@ type env struct {
 
 // Main runs the command line args, without the program's name, and returns the exit code.
 func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	e := &env{stdin: stdin, stdout: stdout, stderr: stderr, lookup: os.LookupEnv}
+	out := &checkedWriter{w: stdout}
+	e := &env{stdin: stdin, stdout: out, stderr: stderr, lookup: os.LookupEnv}
 	root := newRoot(e)
 	root.SetArgs(args)
 	err := unknownCommand(root, args)
 	if err == nil {
 		err = root.ExecuteContext(context.Background())
 	}
+	if err == nil {
+		err = out.err
+	}
 	return report(stderr, err)
+}
+
+// A checkedWriter remembers that a write failed, so that commands need not look at each: what was asked for and could
+// not be printed is a failure.
+type checkedWriter struct {
+	w   io.Writer
+	err error
+}
+
+func (c *checkedWriter) Write(p []byte) (int, error) {
+	n, err := c.w.Write(p)
+	if c.err == nil {
+		c.err = err
+	}
+	return n, err
 }
 
 // report prints err once and returns its exit code.
@@ -195,7 +214,10 @@ func unknownCommand(root *cobra.Command, args []string) error {
 		return nil
 	}
 	if args[0] == "help" {
-		c, _, _ := root.Find(args[1:])
+		c, rest, err := root.Find(args[1:])
+		if len(rest) > 0 || err != nil {
+			return notACommand(c, args[len(args)-max(1, len(rest))])
+		}
 		root.SetArgs(append(strings.Fields(c.CommandPath())[1:], "--help"))
 		return nil
 	}

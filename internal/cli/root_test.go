@@ -2,6 +2,7 @@ package cli
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"strings"
 	"testing"
@@ -28,6 +29,12 @@ func TestMistakesAreExplainedOnce(t *testing.T) {
 	f("versoin", 2, "kvgate: unknown command \"versoin\" for \"kvgate\"\ntry: kvgate version\n")
 	f("versoin -c x", 2, "kvgate: unknown command \"versoin\" for \"kvgate\"\ntry: kvgate version\n")
 	f("frobnicate", 2, "kvgate: unknown command \"frobnicate\" for \"kvgate\"\ntry: kvgate --help\n")
+	f("help frobnicate", 2, "kvgate: unknown command \"frobnicate\" for \"kvgate\"\ntry: kvgate --help\n")
+	f("help serv", 2, "kvgate: unknown command \"serv\" for \"kvgate\"\ntry: kvgate serve\n")
+	f("help config defalt", 2, "kvgate: unknown command \"defalt\" for \"kvgate config\"\ntry: kvgate config default\n")
+	f("help serve now", 2, "kvgate: unknown command \"now\" for \"kvgate serve\"\ntry: kvgate serve --help\n")
+	f("sim --speedup 0", 2, "kvgate: --speedup 0; want above 0\ntry: kvgate sim --speedup 10\n")
+	f("sim --speedup NaN", 2, "kvgate: --speedup NaN; want above 0\ntry: kvgate sim --speedup 10\n")
 	f("version --jsno", 2, "kvgate: unknown flag: --jsno\ntry: kvgate version --json\n")
 	f("version now", 2, "kvgate: kvgate version takes no arguments; got \"now\"\ntry: kvgate version --help\n")
 	f("demo --rate 0", 2, "kvgate: --rate 0; want a number above 0, up to 1000\ntry: kvgate demo --rate 6\n")
@@ -36,6 +43,37 @@ func TestMistakesAreExplainedOnce(t *testing.T) {
 	f("sim --listen 0.0.0.0:0", 2, "kvgate: listen \"0.0.0.0:0\": not a loopback address, so others could reach it\ntry: kvgate sim --allow-remote --listen 0.0.0.0:0\n")
 	f("bench policies --workload tol", 2, "kvgate: --workload: unknown \"tol\"; did you mean \"tool\"?\ntry: kvgate bench policies --workload tool\n")
 	f("completion tcsh", 2, "kvgate: shell \"tcsh\" is unknown; want bash, zsh, fish or powershell\ntry: kvgate completion bash\n")
+}
+
+// What was asked for and could not be printed is a failure, whatever the command.
+func TestOutputThatFails(t *testing.T) {
+	for _, line := range []string{
+		"version", "version --json", "--help", "help serve", "policies", "scorers", "dialects", "sources", "config default", "completion bash",
+		"check testdata/none.yaml",
+	} {
+		var stderr strings.Builder
+		code := Main(strings.Fields(line), strings.NewReader(""), failingWriter{}, &stderr)
+		if code != 1 || !strings.HasSuffix(stderr.String(), "kvgate: no space left\n") {
+			t.Errorf("kvgate %s: code %d, stderr %q; want 1 and why", line, code, stderr.String())
+		}
+	}
+}
+
+type failingWriter struct{}
+
+func (failingWriter) Write([]byte) (int, error) { return 0, errors.New("no space left") }
+
+// Files without an end are refused in bounded memory.
+func TestEndlessInput(t *testing.T) {
+	if _, err := os.Stat("/dev/zero"); err != nil {
+		t.Skip(err)
+	}
+	for _, line := range []string{"explain --body /dev/zero", "explain -m a --snapshot /dev/zero", "check /dev/zero"} {
+		code, stdout, stderr := run(t, "", strings.Fields(line)...)
+		if code != 1 || !strings.Contains(stdout+stderr, "larger than") {
+			t.Errorf("kvgate %s: code %d, %q", line, code, stdout+stderr)
+		}
+	}
 }
 
 func TestVersion(t *testing.T) {
