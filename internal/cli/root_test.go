@@ -49,7 +49,6 @@ func TestMistakesAreExplainedOnce(t *testing.T) {
 func TestOutputThatFails(t *testing.T) {
 	for _, line := range []string{
 		"version", "version --json", "--help", "help serve", "policies", "scorers", "dialects", "sources", "config default", "completion bash",
-		"check testdata/none.yaml",
 	} {
 		var stderr strings.Builder
 		code := Main(strings.Fields(line), strings.NewReader(""), failingWriter{}, &stderr)
