@@ -471,6 +471,40 @@ func TestNoEndpoints(t *testing.T) {
 	}
 }
 
+// A model that nobody serves is told from one that isn't known yet: while a pool has endpoints, or is to have some, and none
+// has said what it serves, an unknown name may be theirs, and clients are asked to try again.
+func TestModelNotKnownYet(t *testing.T) {
+	m := newMock(t, chat)
+	g := newGate(t, []*mock{m})
+	f := func(when, name string, want int) {
+		t.Helper()
+		a := g.do(`{"model":"` + name + `","messages":[]}`)
+		if a.StatusCode != want || want == 503 && (a.Header.Get("Retry-After") == "" || !strings.Contains(a.body, `"no_endpoints"`)) {
+			t.Errorf("%s: %q: %d %s; want %d", when, name, a.StatusCode, a.body, want)
+		}
+	}
+	f("all known", "n", 404)
+	specs := []pool.PoolSpec{{Name: "p", Models: []string{"m"}}, {Name: "q"}}
+	routes, err := NewRoutes([]PoolOptions{g.o, {Name: "q", Policy: g.o.Policy}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.h.SetRoutes(routes)
+	g.table.SetPools(specs, g.now())
+	f("a pool without endpoints", "n", 503)
+	f("a pool without endpoints", "m", 200)
+	added, _, err := g.table.SetEndpoints("q", []pool.Spec{{Pool: "q", URL: m.url()}}, g.now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	f("one that nobody has looked at", "n", 503)
+	f("one that nobody has looked at", "m", 200)
+	g.table.SetServed(added[0], &pool.Served{Models: []pool.Model{{ID: "n"}}, At: g.now()})
+	g.table.Flush(g.now())
+	f("looked at", "n", 200)
+	f("looked at", "x", 404)
+}
+
 // Fault 38: retries stay within their budget when everything fails.
 func TestRetryBudget(t *testing.T) {
 	refuse := func(c *call) { time.Sleep(50 * time.Millisecond); c.json(503, `{}`) }

@@ -120,6 +120,9 @@ func (x *exchange) unknownModel() *failure {
 	if name == "" {
 		return &failure{outcome: BadRequest, param: "model", message: "model is missing; GET /v1/models lists what is served"}
 	}
+	if baseUnknown(x.snapshot) { // after a start, or where a pool has other endpoints all at once
+		return &failure{outcome: NoEndpoints, message: "not every model server has said yet what it serves; try again", retryAfterSeconds: 1}
+	}
 	var msg strings.Builder
 	msg.WriteString("the model " + strconv.Quote(cut(name, 200)) + " does not exist; ")
 	matches := closeMatches(x.snapshot, name)
@@ -136,6 +139,16 @@ func (x *exchange) unknownModel() *failure {
 		msg.WriteString("?")
 	}
 	return &failure{outcome: ModelNotFound, param: "model", message: msg.String()}
+}
+
+// baseUnknown reports whether there is a pool of which no base model is known: neither does the configuration name one nor
+// has any of its endpoints said yet what it serves. Any name may then be one of its own.
+func baseUnknown(s *pool.Snapshot) bool {
+	known := make([]bool, len(s.Pools))
+	for t := range s.Targets() {
+		known[t.Pool] = known[t.Pool] || !t.Adapter
+	}
+	return slices.Contains(known, false)
 }
 
 func cut(s string, n int) string {

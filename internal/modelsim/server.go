@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"net/netip"
@@ -151,7 +152,7 @@ func New(opt Options) (*Server, error) {
 	if opt.Speedup == 0 {
 		opt.Speedup = 1
 	}
-	if opt.Speedup < 0 {
+	if !(opt.Speedup > 0 && opt.Speedup <= math.MaxFloat64) { // nor NaN
 		return nil, fmt.Errorf("speedup %g; want above 0", opt.Speedup)
 	}
 	if opt.Listen == "" {
