@@ -33,8 +33,6 @@ func TestMistakesAreExplainedOnce(t *testing.T) {
 	f("help serv", 2, "kvgate: unknown command \"serv\" for \"kvgate\"\ntry: kvgate serve\n")
 	f("help config defalt", 2, "kvgate: unknown command \"defalt\" for \"kvgate config\"\ntry: kvgate config default\n")
 	f("help serve now", 2, "kvgate: unknown command \"now\" for \"kvgate serve\"\ntry: kvgate serve --help\n")
-	f("sim --speedup 0", 2, "kvgate: --speedup 0; want above 0\ntry: kvgate sim --speedup 10\n")
-	f("sim --speedup NaN", 2, "kvgate: --speedup NaN; want above 0\ntry: kvgate sim --speedup 10\n")
 	f("version --jsno", 2, "kvgate: unknown flag: --jsno\ntry: kvgate version --json\n")
 	f("version now", 2, "kvgate: kvgate version takes no arguments; got \"now\"\ntry: kvgate version --help\n")
 	f("demo --rate 0", 2, "kvgate: --rate 0; want a number above 0, up to 1000\ntry: kvgate demo --rate 6\n")

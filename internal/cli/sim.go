@@ -87,9 +87,6 @@ Profiles: ` + strings.Join(modelsim.ProfileNames(), ", "),
 func sim(ctx context.Context, e *env, o modelsim.Options, n int, fill float64, faults []modelsim.Fault) error {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if !(o.Speedup > 0) { // nor NaN
-		return usage("kvgate sim --speedup 10", "--speedup %g; want above 0", o.Speedup)
-	}
 	host, portText, err := net.SplitHostPort(o.Listen)
 	port, perr := strconv.Atoi(portText)
 	if err != nil || perr != nil {
