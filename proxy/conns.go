@@ -278,7 +278,7 @@ func (cs *conns) get(l *lease, address string, config *tls.Config, o *PoolOption
 		cs.open.Add(-1)
 		return nil, errTooManyConns
 	}
-	c, err := dial(l, address, config, o.Timeouts.Connect)
+	c, err := dialApart(l, address, config, o.Timeouts.Connect)
 	if err != nil {
 		cs.open.Add(-1)
 		return nil, err
@@ -293,6 +293,18 @@ func (cs *conns) get(l *lease, address string, config *tls.Config, o *PoolOption
 
 // errCancelled says that the request was cancelled while it waited.
 var errCancelled = errors.New("the request was cancelled")
+
+// dialApart is dial in a goroutine of its own. Dialling takes a deep stack, which the goroutine that called it would keep
+// for as long as its stream runs.
+func dialApart(l *lease, address string, config *tls.Config, timeout time.Duration) (c *endpointConn, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c, err = dial(l, address, config, timeout)
+	}()
+	<-done
+	return c, err
+}
 
 // dial opens a connection within the timeout, TLS handshake included.
 func dial(l *lease, address string, config *tls.Config, timeout time.Duration) (*endpointConn, error) {

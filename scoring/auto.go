@@ -136,7 +136,7 @@ func kvUse(r *pool.Row, booked int64, fresh bool) (used, capacity float64, known
 }
 
 // auto chooses the row with the least cost.
-func (p *Policy) auto(sc *scratch, rec *recorder) (d Decision, version uint64, err error) {
+func (p *Policy) auto(sc *scratch, rec *recorder, d *Decision) (version uint64, err error) {
 	c := &sc.candidates
 	rows := c.target.Rows
 	if cap(sc.cost) < len(rows) {
@@ -217,7 +217,7 @@ func (p *Policy) auto(sc *scratch, rec *recorder) (d Decision, version uint64, e
 		}
 	}
 	if best == math.MaxFloat32 {
-		return d, 0, c.nothing()
+		return 0, c.nothing()
 	}
 	// One pass finds the two least costs and, if there is a key, its first choice within the margin.
 	pick := -1
@@ -258,7 +258,7 @@ func (p *Policy) auto(sc *scratch, rec *recorder) (d Decision, version uint64, e
 			cached = m.tokens
 		}
 	}
-	d = p.decide(c, int(ri), cached)
+	p.decide(c, int(ri), cached, d)
 	d.Cost = cost[pick]
 	if second >= 0 {
 		d.RunnerUp, d.RunnerUpCost = all[rows[second]].Endpoint, cost[second]
@@ -266,7 +266,7 @@ func (p *Policy) auto(sc *scratch, rec *recorder) (d Decision, version uint64, e
 	if rec != nil {
 		rec.costs(c, cost)
 	}
-	return d, versions[pick], nil
+	return versions[pick], nil
 }
 
 // uniformMin returns a position of best in cost, each as likely as the others.

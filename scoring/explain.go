@@ -69,7 +69,8 @@ func (p *Policy) Explain(req *Request, s *pool.Snapshot, now pool.Instant) Expla
 	defer p.release(sc)
 	rec := &recorder{p: p, rows: make(map[int32]int), own: 1 + p.cost.OwnWork}
 	sc.candidates.rec = rec
-	d, _, err := p.run(req, s, now, sc, rec)
+	var d Decision
+	_, err := p.run(req, s, now, sc, rec, &d)
 	e := &rec.e
 	e.Policy, e.SnapshotVersion, e.Model = p.name, s.Version, req.Target.Name
 	e.PromptTokens, e.OutputTokens = sc.candidates.prompt, sc.candidates.output

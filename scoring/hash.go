@@ -2,6 +2,7 @@ package scoring
 
 import (
 	"math/bits"
+	"sync"
 
 	"github.com/cespare/xxhash/v2"
 	"github.com/zeebo/xxh3"
@@ -51,11 +52,16 @@ func PrefixSeed(target *pool.Target, cacheSalt []byte) uint64 {
 	return mix(target.Hash, xxhash.Sum64(cacheSalt))
 }
 
+// jointPool lends memory for a block that several parts make up.
+var jointPool = sync.Pool{New: func() any { return new([longestBlock]byte) }}
+
 // HashPrefix appends to dst the chained hashes of the prompt's blocks: each depends on all bytes before its end. The
 // prompt is the concatenation of parts, which are usually ranges of a request body. Bytes beyond the last whole block are
 // left out. It allocates only if dst must grow.
 func HashPrefix(dst []uint64, seed uint64, parts ...[]byte) []uint64 {
-	var joint [longestBlock]byte // a block that several parts make up
+	// On the stack it would make every stream's goroutine keep twice the stack it needs.
+	joint := jointPool.Get().(*[longestBlock]byte)
+	defer jointPool.Put(joint)
 	h := seed
 	block, filled := 0, 0
 	want := blockBytes(0)

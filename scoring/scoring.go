@@ -209,14 +209,14 @@ const maxLooks = 8
 // Choose picks an endpoint for req and books the request on it into b, which must be free. Between the look at an endpoint
 // and the booking nobody else books on it: a choice that lost that race looks again, so a burst spreads though every
 // request of it reads the same snapshot. It does not allocate.
-func (p *Policy) Choose(req *Request, s *pool.Snapshot, now pool.Instant, b *pool.Booking) (Decision, error) {
+func (p *Policy) Choose(req *Request, s *pool.Snapshot, now pool.Instant, b *pool.Booking) (d Decision, err error) {
 	if req.Target == nil {
-		return Decision{}, ErrNoEndpoints
+		return d, ErrNoEndpoints
 	}
 	sc := p.scratch.Get().(*scratch)
 	defer p.release(sc)
 	for look := int8(1); ; look++ {
-		d, version, err := p.run(req, s, now, sc, nil)
+		version, err := p.run(req, s, now, sc, nil, &d)
 		if err != nil {
 			return d, err
 		}
@@ -245,22 +245,23 @@ func (p *Policy) chosen(d *Decision, sc *scratch) {
 }
 
 // run makes one decision. It is what Choose and Explain have in common; rec is nil in Choose. The version is that of the
-// chosen row, read before its counters were.
-func (p *Policy) run(req *Request, s *pool.Snapshot, now pool.Instant, sc *scratch, rec *recorder) (d Decision, version uint64, err error) {
+// chosen row, read before its counters were. The decision is filled in where it is wanted: copies of it would cost the
+// stack of every stream, which goes on standing below what its choice needed.
+func (p *Policy) run(req *Request, s *pool.Snapshot, now pool.Instant, sc *scratch, rec *recorder, d *Decision) (version uint64, err error) {
 	sc.prepare(p, req, s, now)
 	if p.pick == nil && p.name == autoName {
-		return p.auto(sc, rec)
+		return p.auto(sc, rec, d)
 	}
 	c := &sc.candidates
 	if err := c.gather(rec); err != nil {
-		return d, 0, err
+		return 0, err
 	}
 	pick := p.pick(p, req, c)
 	if rec != nil {
 		rec.picked(c, pick)
 	}
-	d = p.decide(c, int(c.index[pick]), c.cached[pick])
-	return d, c.versions[pick], nil
+	p.decide(c, int(c.index[pick]), c.cached[pick], d)
+	return c.versions[pick], nil
 }
 
 // scratch is the memory of one decision.
@@ -313,8 +314,8 @@ func (sc *scratch) prepare(p *Policy, req *Request, s *pool.Snapshot, now pool.I
 	}
 }
 
-// decide fills a Decision for the row at position i of the target's rows.
-func (p *Policy) decide(c *Candidates, row int, cached int32) Decision {
+// decide fills in d for a row of the snapshot.
+func (p *Policy) decide(c *Candidates, row int, cached int32, d *Decision) {
 	r := &c.snapshot.Rows[row]
 	b := r.Booked()
 	fresh := r.Fresh(c.now, p.staleAfter)
@@ -322,7 +323,7 @@ func (p *Policy) decide(c *Candidates, row int, cached int32) Decision {
 	if fresh {
 		ahead += r.Foreign.Waiting * int32(p.learn.meanNewTokens())
 	}
-	d := Decision{
+	*d = Decision{
 		Endpoint:     r.Endpoint,
 		Row:          r,
 		PromptTokens: c.prompt,
@@ -350,7 +351,6 @@ func (p *Policy) decide(c *Candidates, row int, cached int32) Decision {
 			d.FirstToken += time.Duration(p.learn.adapterLoadSeconds(r.Endpoint) * float64(time.Second))
 		}
 	}
-	return d
 }
 
 // PredictFirstToken is the time from now after which a request that shows no first token, because it is not streamed, has
