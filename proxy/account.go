@@ -211,7 +211,7 @@ func (x *exchange) reset() {
 	x.releaseScan()
 	x.ctx, x.client, x.target, x.path, x.raw, x.requestID = nil, nil, nil, nil, nil, nil
 	x.route = openai.Route{}
-	x.name, x.routes, x.pool, x.pinned, x.snapshot, x.held, x.inStream = nil, nil, nil, nil, nil, nil, nil
+	x.name, x.routes, x.pool, x.pinned, x.snapshot, x.held, x.part, x.inStream = nil, nil, nil, nil, nil, nil, nil, nil
 	x.query = scoring.Request{}
 	x.decision = scoring.Decision{}
 	x.resp = response{}

@@ -420,6 +420,68 @@ func TestRefusalWithoutAlternative(t *testing.T) {
 	}
 }
 
+// A refusal that is too long to be looked into, or takes its time, goes to the client as it is.
+func TestLongRefusals(t *testing.T) {
+	big := strings.Repeat("no ", 100_000)
+	slow := make(chan struct{})
+	for name, serve := range map[string]func(*call, int){
+		"long, chunked": func(c *call, status int) {
+			c.raw(fmt.Sprintf("HTTP/1.1 %d X\r\nTransfer-Encoding: chunked\r\n\r\n", status))
+			for i := 0; i < len(big); i += 10_000 {
+				c.chunk(big[i : i+10_000])
+			}
+			c.chunk("")
+		},
+		"long, with a length": func(c *call, status int) { c.json(status, big) },
+		"long, up to the close": func(c *call, status int) {
+			c.raw(fmt.Sprintf("HTTP/1.0 %d X\r\n\r\n%s", status, big))
+			c.done = true
+		},
+		"slow, with a length": func(c *call, status int) {
+			c.raw(fmt.Sprintf("HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s", status, len(big), big[:100]))
+			<-slow
+			c.raw(big[100:])
+		},
+		"slow from the first byte": func(c *call, status int) {
+			c.raw(fmt.Sprintf("HTTP/1.1 %d X\r\nTransfer-Encoding: chunked\r\n\r\n", status))
+			<-slow
+			c.chunk(big)
+			c.chunk("")
+		},
+		"slow within a chunk's size": func(c *call, status int) {
+			c.raw(fmt.Sprintf("HTTP/1.1 %d X\r\nTransfer-Encoding: chunked\r\n\r\n%x", status, len(big)))
+			<-slow
+			c.raw("\r\n" + big + "\r\n0\r\n\r\n")
+		},
+		"slow and short": func(c *call, status int) {
+			c.raw(fmt.Sprintf("HTTP/1.1 %d X\r\nContent-Length: 4\r\n\r\nno", status))
+			<-slow
+			c.raw(" !")
+		},
+	} {
+		for _, status := range []int{404, 429, 503} {
+			t.Run(fmt.Sprint(name, status), func(t *testing.T) {
+				t.Parallel()
+				m := newMock(t, func(c *call) { serve(c, status) })
+				g := newGate(t, []*mock{m})
+				a := g.do(plainBody)
+				want := big
+				if name == "slow and short" {
+					want = "no !"
+				}
+				if a.StatusCode != status || a.body != want || a.err != nil {
+					t.Errorf("%d, %d bytes, %v; want %d, %d bytes", a.StatusCode, len(a.body), a.err, status, len(want))
+				}
+				g.outcome(1, "endpoint_status")
+			})
+		}
+	}
+	go func() {
+		time.Sleep(heldTimeout + 500*time.Millisecond) // what is tested is what happens after it
+		close(slow)
+	}()
+}
+
 // F4: a client's mistakes neither open nor close a breaker; B10: an endpoint that was busy or ejected comes back.
 func TestHealth(t *testing.T) {
 	var status atomic.Int64

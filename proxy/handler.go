@@ -316,6 +316,8 @@ type exchange struct {
 	conn       *endpointConn
 	resp       response
 	held       *heldAnswer // of an earlier attempt, to fall back on
+	part       []byte      // the beginning of an answer that was not held after all; nil: there is no such
+	partBody   bodyReader  // what reads on behind it
 
 	stream     *openai.Stream   // nil until there is a stream to read
 	json       *openai.JSONScan // likewise

@@ -201,6 +201,15 @@ func (x *exchange) relay(ep *endpoint, firstToken time.Time) *failure {
 	body := newBodyReader(&x.resp)
 	x.beginAnswer(x.resp.framing, x.resp.length)
 	x.startScan()
+	if part := x.part; part != nil { // Slow path: a long refusal
+		body, x.part = x.partBody, nil
+		if x.bytesOut += int64(len(part)); len(part) > 0 {
+			x.scan(part)
+			if f := x.emit(part, false); f != nil {
+				return f
+			}
+		}
+	}
 	// Fast path: the head goes out with the first bytes of the body, so that a failure before them is still an answer
 	// of our own, and a small answer is one write.
 	hold := x.holdsFirstEvent()

@@ -45,7 +45,7 @@ func (x *exchange) weigh(ep *endpoint) (whole bool, f *failure) {
 		x.resp.framing == byLength && x.resp.length > maxHeldBytes {
 		return false, nil
 	}
-	if f := x.hold(); f != nil {
+	if f := x.hold(); f != nil || x.part != nil {
 		return false, f
 	}
 	info := openai.ParseError(x.held.body)
@@ -74,9 +74,10 @@ func busyFor(retryAfterSeconds int) time.Duration {
 	return min(time.Duration(retryAfterSeconds)*time.Second, maxBusy)
 }
 
-// hold reads an error answer into x.held.
+// hold reads an error answer into x.held. One that is too long, or too long in coming, is left to be relayed, with what has
+// been read of it in x.part.
 func (x *exchange) hold() *failure {
-	h := &heldAnswer{status: x.resp.status, head: append([]byte(nil), x.writer().b...)}
+	h := &heldAnswer{status: x.resp.status, head: append([]byte(nil), x.writer().b...), body: []byte{}}
 	body := newBodyReader(&x.resp)
 	c := x.conn
 	until := earlier(time.Now().Add(heldTimeout), x.deadline)
@@ -90,6 +91,10 @@ func (x *exchange) hold() *failure {
 			if body.framing == byClose && errors.Is(err, io.EOF) {
 				break
 			}
+			if isTimeout(err) && x.lease.cancelled() == notCancelled && time.Now().Before(x.deadline) {
+				x.part, x.partBody = h.body, body
+				return nil
+			}
 			return x.brokenOff(err)
 		}
 		data, used, err := body.next(in)
@@ -98,7 +103,8 @@ func (x *exchange) hold() *failure {
 			return &failure{outcome: EndpointReset, err: err, message: msgAnswer}
 		}
 		if h.body = append(h.body, data...); len(h.body) > maxHeldBytes {
-			return &failure{outcome: EndpointReset, err: errResponseSize, message: msgAnswer}
+			x.part, x.partBody = h.body, body
+			return nil
 		}
 	}
 	x.held = h
