@@ -6,10 +6,14 @@ import (
 	"bytes"
 	"net"
 	"runtime"
+	"strings"
 	"testing"
+
+	"go.uber.org/zap"
 
 	"kvgate/pool"
 	"kvgate/scoring"
+	"kvgate/telemetry"
 )
 
 // instant is a model server that allocates nothing: it answers each request of requestBytes with the same bytes.
@@ -113,5 +117,73 @@ func BenchmarkPlain(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		loop(b, c.Conn, request, []byte("}"), 1)
+	}
+}
+
+// The goroutine of a client's connection serves a whole request, books and all, on 4 KB of stack. One step that needs more
+// would make it 8 KB for as long as the connection lives.
+func TestStackPerStream(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() { // the first request gets its answer, the second the beginning of a stream
+				defer c.Close()
+				b := make([]byte, 4<<10)
+				for i, out := range []string{plainReply, streamReply[:strings.Index(streamReply, "\n\n")+4]} {
+					for n := 0; n == 0 || b[n-1] != '}'; {
+						m, err := c.Read(b[n:])
+						if err != nil {
+							return
+						}
+						n += m
+					}
+					if _, err := c.Write([]byte(out)); err != nil || i == 1 {
+						break
+					}
+				}
+				_, _ = c.Read(b)
+			}()
+		}
+	}()
+	p, err := scoring.New(scoring.Config{Index: scoring.NewIndex(1 << 20)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := newGate(t, nil, withPool(func(o *PoolOptions) { o.Policy = p }), withOptions(func(o *Options, _ *ServerOptions) {
+		o.Sink = telemetry.Sinks{telemetry.New(telemetry.Options{}), &telemetry.AccessLog{Logger: zap.NewNop(), Off: true}, telemetry.NewRecent(100)}
+	}))
+	if _, _, err := g.table.SetEndpoints("p", []pool.Spec{{Pool: "p", URL: "http://" + ln.Addr().String()}}, g.now()); err != nil {
+		t.Fatal(err)
+	}
+	open := func(n int) {
+		for range n {
+			c := g.dial()
+			loop(t, c.Conn, []byte(post(chatPath, plainBody)), []byte("}"), 1)
+			loop(t, c.Conn, []byte(post(chatPath, streamBody)), []byte("\n\n\r\n"), 1)
+		}
+	}
+	inuse := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.StackInuse
+	}
+	open(20)
+	before := inuse()
+	const n = 300
+	open(n)
+	per := float64(inuse()-before) / n
+	t.Logf("%.0f bytes of stack per stream, the model server's end included", per)
+	// 4 KB here and 2 or 4 at the other end.
+	if per > 9<<10 {
+		t.Errorf("%.0f bytes of stack per stream; want at most %d", per, 9<<10)
 	}
 }
