@@ -7,6 +7,7 @@ package config
 
 import (
 	_ "embed"
+	"fmt"
 	"reflect"
 	"time"
 )
@@ -459,6 +460,32 @@ func (c *Config) Warnings() Problems { return c.warnings }
 // NeedRestart lists the keys that differ between two configurations and that a reload cannot change. Of tls only
 // whether it is there counts.
 func NeedRestart(before, after *Config) (keys []string) {
+	for _, c := range Pending(before, after) {
+		keys = append(keys, c.Key)
+	}
+	return keys
+}
+
+// A Change is a key with a value in use and another one in the file.
+type Change struct{ Key, Running, File string }
+
+// String is the change for people.
+func (c Change) String() string { return c.Key + ": running " + c.Running + ", file " + c.File }
+
+// Pending lists what NeedRestart does, with both values.
+func Pending(before, after *Config) (changes []Change) {
+	show := func(v reflect.Value) string {
+		if v.Kind() == reflect.Pointer { // it counts that it is there
+			if v.IsNil() {
+				return "none"
+			}
+			return "set"
+		}
+		if s := fmt.Sprint(v.Interface()); s != "" {
+			return s
+		}
+		return `""`
+	}
 	var walk func(path string, a, b reflect.Value, all bool)
 	walk = func(path string, a, b reflect.Value, all bool) {
 		for _, f := range fieldsOf(a.Type()) {
@@ -470,10 +497,10 @@ func NeedRestart(before, after *Config) (keys []string) {
 			case !restart:
 			case f.typ.Kind() == reflect.Pointer && x.IsNil() != y.IsNil(),
 				f.typ.Kind() != reflect.Pointer && !reflect.DeepEqual(x.Interface(), y.Interface()):
-				keys = append(keys, join(path, f.name))
+				changes = append(changes, Change{join(path, f.name), show(x), show(y)})
 			}
 		}
 	}
 	walk("", reflect.ValueOf(before).Elem(), reflect.ValueOf(after).Elem(), false)
-	return keys
+	return changes
 }

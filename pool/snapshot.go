@@ -80,6 +80,8 @@ type Target struct {
 type PoolRange struct {
 	Name       string
 	First, End int32
+	// Unknown: the configuration names no models and no endpoint has told its own, so that any name may be one of its.
+	Unknown bool
 }
 
 // A Snapshot is an immutable table of all endpoints at one instant. Nobody writes to one after it is published.

@@ -429,7 +429,8 @@ func (t *Table) index(s *Snapshot) {
 		for _, en := range entries {
 			s.Rows = append(s.Rows, en.row)
 		}
-		s.Pools[i] = PoolRange{p.Name, first, int32(len(s.Rows))}
+		unknown := len(p.Models) == 0 && !slices.ContainsFunc(s.Rows[first:], func(r Row) bool { return r.Served != nil })
+		s.Pools[i] = PoolRange{p.Name, first, int32(len(s.Rows)), unknown}
 	}
 	s.bySlot = make([]int32, len(t.slots))
 	for i := range s.bySlot {

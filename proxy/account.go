@@ -119,7 +119,7 @@ func (x *exchange) record(f *failure) {
 	r.SnapshotVersion = x.snapshot.Version
 	r.ScrapeAgeSeconds = -1
 	if d.Row != nil && d.Row.ScrapedAt != 0 {
-		r.ScrapeAgeSeconds = max(0, x.h.opts.Now().Sub(d.Row.ScrapedAt).Seconds())
+		r.ScrapeAgeSeconds = max(0, d.Claim.At.Sub(d.Row.ScrapedAt).Seconds()) // when it was decided
 	}
 	r.PromptTokens = int64(d.PromptTokens)
 	r.NewTokens = int64(d.PromptTokens - d.CachedTokens)

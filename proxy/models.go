@@ -116,6 +116,11 @@ const (
 
 // unknownModel says that no endpoint is known to serve x.name, and what was perhaps meant.
 func (x *exchange) unknownModel() *failure {
+	for i := range x.snapshot.Pools {
+		if x.snapshot.Pools[i].Unknown {
+			return &failure{outcome: NoEndpoints, message: "no endpoint has told its models yet; try again", retryAfterSeconds: 1}
+		}
+	}
 	name := string(x.name)
 	if name == "" {
 		return &failure{outcome: BadRequest, param: "model", message: "model is missing; GET /v1/models lists what is served"}

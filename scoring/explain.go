@@ -82,7 +82,9 @@ func (p *Policy) Explain(req *Request, s *pool.Snapshot, now pool.Instant) Expla
 	e.Chosen = d.Endpoint.ID
 	if d.RunnerUp != nil {
 		e.RunnerUp = d.RunnerUp.ID
-		e.AheadBy = float64(d.RunnerUpCost - d.Cost)
+		if e.AheadBy = float64(d.RunnerUpCost - d.Cost); p.name == weightedName {
+			e.AheadBy = -e.AheadBy
+		}
 	}
 	for i := range e.Endpoints {
 		ep := &e.Endpoints[i]
@@ -152,20 +154,6 @@ func (rec *recorder) scores(c *Candidates, s *weighted, out []float64) {
 func (rec *recorder) totals(c *Candidates, total []float64) {
 	for i, v := range total {
 		rec.at(c.index[i]).Total = v
-	}
-}
-
-// picked finds the runner-up of a weighted policy.
-func (rec *recorder) picked(c *Candidates, pick int) {
-	second := -1
-	for i := range c.totals[:min(len(c.totals), c.Len())] {
-		if i != pick && len(rec.p.scorers) > 0 && (second < 0 || c.totals[i] > c.totals[second]) {
-			second = i
-		}
-	}
-	if second >= 0 {
-		rec.e.RunnerUp = c.Row(second).Endpoint.ID
-		rec.e.AheadBy = c.totals[pick] - c.totals[second]
 	}
 }
 

@@ -57,7 +57,8 @@ type Decision struct {
 	Endpoint *pool.Endpoint
 	Row      *pool.Row // of the snapshot that was passed in
 	RunnerUp *pool.Endpoint
-	// Cost and RunnerUpCost are in prefill tokens under `auto` (less is better). Other policies leave them 0.
+	// Cost and RunnerUpCost are in prefill tokens under `auto` (less is better), and the weighted total with weights (more is
+	// better). Simple policies leave them 0.
 	Cost, RunnerUpCost float32
 
 	Claim        pool.Claim    // what was booked
@@ -257,10 +258,13 @@ func (p *Policy) run(req *Request, s *pool.Snapshot, now pool.Instant, sc *scrat
 		return 0, err
 	}
 	pick := p.pick(p, req, c)
-	if rec != nil {
-		rec.picked(c, pick)
-	}
 	p.decide(c, int(c.index[pick]), c.cached[pick], d)
+	if len(p.scorers) > 0 {
+		d.Cost = float32(c.totals[pick])
+		if second := runnerUp(c, pick); second >= 0 {
+			d.RunnerUp, d.RunnerUpCost = c.Row(second).Endpoint, float32(c.totals[second])
+		}
+	}
 	return c.versions[pick], nil
 }
 

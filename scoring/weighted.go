@@ -43,6 +43,17 @@ func pickWeighted(p *Policy, req *Request, c *Candidates) int {
 	return best
 }
 
+// runnerUp is the candidate with the largest total besides pick; -1 if there is none.
+func runnerUp(c *Candidates, pick int) int {
+	second := -1
+	for i, v := range c.totals[:c.Len()] {
+		if i != pick && (second < 0 || v > c.totals[second]) {
+			second = i
+		}
+	}
+	return second
+}
+
 // staleScore is what is left of the total of an endpoint whose load is unknown or stale: it ranks below its fresh peers
 // unless they are much worse off.
 const staleScore = 0.25

@@ -324,13 +324,16 @@ func (m *Metrics) ObserveScrape(endpoint string, took time.Duration, result stri
 	m.scrapeDuration.Observe(took.Seconds())
 }
 
-// SetReload notes an attempt to load the configuration. The names are those that Prometheus uses for its own.
+// SetReload notes an attempt to load the configuration; a zero time says that what was read is in use already. The names are those that Prometheus uses for its own.
 func (m *Metrics) SetReload(ok bool, at time.Time) {
 	if !ok {
 		m.reloadOK.Set(0)
 		return
 	}
 	m.reloadOK.Set(1)
+	if at.IsZero() { // what was loaded is in use already
+		return
+	}
 	m.reloadAt.Set(float64(at.UnixMilli()) / 1000)
 }
 

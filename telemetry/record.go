@@ -44,7 +44,7 @@ type Record struct {
 	// Decided reports whether an endpoint was chosen; otherwise the fields below mean nothing. They are of the last
 	// decision, so that anyone can ask later what the router knew.
 	Decided          bool
-	Cost             float64 // the policy's figure for the chosen endpoint; prefill tokens for auto
+	Cost             float64 // the policy's figure for the chosen endpoint; prefill tokens for auto, the total for weights
 	RunnerUp         string  // the second best endpoint's ID; "" if there was none
 	RunnerUpCost     float64
 	SnapshotVersion  uint64

@@ -55,7 +55,7 @@ type ReloadResult struct {
 	Changed      bool     `json:"changed"`                 // false: the input is what is in use already
 	File         string   `json:"file"`                    // that was read
 	Hash         string   `json:"hash"`                    // of the configuration now in use, SHA-256
-	NeedsRestart []string `json:"needs_restart,omitempty"` // keys that were changed and take effect after a restart only
+	NeedsRestart []string `json:"needs_restart,omitempty"` // keys whose values in the file take effect after a restart only
 	Warnings     []string `json:"warnings,omitempty"`
 }
 

@@ -25,7 +25,7 @@ type DecisionView struct {
 	Error     string    `json:"error,omitempty"`
 
 	Endpoint         string        `json:"endpoint,omitempty"`
-	Cost             *float64      `json:"cost,omitempty"` // prefill tokens under auto
+	Cost             *float64      `json:"cost,omitempty"` // prefill tokens under auto, the total with weights
 	RunnerUp         string        `json:"runner_up,omitempty"`
 	RunnerUpCost     *float64      `json:"runner_up_cost,omitempty"`
 	PromptTokens     int64         `json:"prompt_tokens,omitempty"` // estimated

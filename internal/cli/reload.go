@@ -40,11 +40,11 @@ func newReload(e *env) *cobra.Command {
 			}
 			if !res.Changed {
 				fmt.Fprintf(e.stdout, "%s: nothing has changed (%.12s)\n", res.File, res.Hash)
-				return nil
+			} else {
+				fmt.Fprintf(e.stdout, "%s: reloaded (%.12s)\n", res.File, res.Hash)
 			}
-			fmt.Fprintf(e.stdout, "%s: reloaded (%.12s)\n", res.File, res.Hash)
 			if len(res.NeedsRestart) > 0 {
-				fmt.Fprintf(e.stdout, "these changes take effect after a restart: %s\n", strings.Join(res.NeedsRestart, ", "))
+				fmt.Fprintf(e.stdout, "restart pending: %s\n", strings.Join(res.NeedsRestart, ", "))
 			}
 			return nil
 		},

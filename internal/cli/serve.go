@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -91,6 +92,8 @@ func serve(ctx context.Context, e *env, file string, o gateway.Options) error {
 	close(done)
 	handling.Wait()
 	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return withTry(err, "ss -ltnp, which shows who listens there; or another address in %s", file)
 	case err != nil:
 		return err
 	case res.Forced:

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -74,6 +75,7 @@ type Gateway struct {
 	learners  map[string]*scoring.Learner
 	index     *scoring.Index                             // of prompt prefixes, of all pools
 	lastBad   string                                     // what a reload complained of, so that a watch says it once
+	running   *config.Config                             // that it was started with: what needs a restart is as it says
 	cfg       atomic.Pointer[config.Config]              // in use
 	policies  atomic.Pointer[map[string]*scoring.Policy] // in use, by pool
 
@@ -119,6 +121,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 	if err != nil {
 		return nil, err
 	}
+	g.running = cfg
 	g.cfg.Store(cfg)
 	g.policies.Store(&b.policies)
 	// A page of observations is published at a time: with many endpoints, each by itself would copy the table too often.
@@ -142,7 +145,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 	}
 	ao := admin.Options{
 		Table: g.table, Now: g.now, Metrics: g.metrics.Handler(), Recent: g.recent, Unseen: g.isUnseen, Missing: g.missing,
-		Config: func() []byte { return config.Redacted(g.cfg.Load()) }, Explain: g.Explain,
+		Config: g.showConfig, Explain: g.Explain,
 		Sources: func() any { return g.discovery.Status() }, MaxBodyBytes: int64(cfg.Limits.BodyBytes), Log: g.log,
 	}
 	if o.Load != nil {
@@ -241,6 +244,14 @@ func (g *Gateway) Run(ctx context.Context) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	// Nor should it wait for endpoints to find that it can't listen. The port is left closed until it is ready: who connects
+	// before is to be refused, not kept waiting.
+	probe, err := listen("listen", cfg.Listen)
+	if err != nil {
+		_ = adminLn.Close()
+		return Result{}, err
+	}
+	_ = probe.Close()
 	g.mu.Lock()
 	g.adminAddr = adminLn.Addr().String()
 	g.mu.Unlock()
@@ -290,11 +301,11 @@ func (g *Gateway) Run(ctx context.Context) (Result, error) {
 func (g *Gateway) drain() Result {
 	g.draining.Store(true)
 	g.metrics.SetDraining()
-	g.log.Info("stopping", zap.Int("running", g.handler.Active()), zap.Duration("delay", g.cfg.Load().Drain.Delay))
+	g.log.Info("draining", zap.Int("running", g.handler.Active()), zap.Duration("delay", g.cfg.Load().Drain.Delay))
 	progress, stop := context.WithCancel(context.Background())
 	var told sync.WaitGroup
 	told.Go(func() {
-		g.every(progress, 5*time.Second, func() { g.log.Info("draining", zap.Int("running", g.handler.Active())) })
+		g.every(progress, 5*time.Second, func() { g.log.Info("waiting for requests to end", zap.Int("running", g.handler.Active())) })
 	})
 	g.close(g.o.Cut)
 	stop()
@@ -339,7 +350,10 @@ func (g *Gateway) every(ctx context.Context, interval time.Duration, fn func()) 
 
 func listen(key, addr string) (net.Listener, error) {
 	ln, err := net.Listen("tcp", addr)
-	if err != nil {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("%s: %s is in use by another process: %w", key, addr, syscall.EADDRINUSE)
+	case err != nil:
 		return nil, fmt.Errorf("%s: %w", key, err)
 	}
 	return ln, nil

@@ -611,7 +611,74 @@ func TestAddressInUseIsAnError(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := g.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "listen") {
+	if _, err := g.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "listen: "+a.Addr()+" is in use") {
 		t.Errorf("%v; want one that names the key", err)
+	}
+}
+
+// A key that waits for a restart is named, with both values, until the file says again what runs.
+func TestPendingRestart(t *testing.T) {
+	a := sim(t, modelsim.Options{})
+	g := start(t, onePool(a.URL()), Options{})
+	adminURL := "http://" + g.AdminAddr()
+	loadedAt := func() string {
+		_, page := get(t, adminURL+"/metrics")
+		_, rest, _ := strings.Cut(page, "\nkvgate_config_last_reload_success_timestamp_seconds ")
+		line, _, _ := strings.Cut(rest, "\n")
+		return line
+	}
+	g.write("limits: {body_bytes: 1MiB}\n" + onePool(a.URL()))
+	for i := range 2 {
+		before := loadedAt()
+		code, body := post(t, adminURL+"/-/reload", "")
+		if code != 200 || !strings.Contains(body, `"needs_restart":["limits.body_bytes"]`) {
+			t.Errorf("reload %d: %d %s", i, code, body)
+		}
+		if moved := loadedAt() != before; moved != (i == 0) {
+			t.Errorf("reload %d: the time of the last reload moved: %v", i, moved)
+		}
+	}
+	if _, body := get(t, adminURL+"/debug/config"); !strings.HasPrefix(body, "# restart pending: limits.body_bytes: running 32MiB, file 1MiB\n") {
+		t.Errorf("config: %.200s", body)
+	}
+	g.write(onePool(a.URL()))
+	if _, body := post(t, adminURL+"/-/reload", ""); strings.Contains(body, "needs_restart") {
+		t.Errorf("reverted: %s", body)
+	}
+	if _, body := get(t, adminURL+"/debug/config"); strings.Contains(body, "pending") {
+		t.Errorf("reverted: %.200s", body)
+	}
+	if n := strings.Count(g.log.String(), `"from":"unknown"`); n != 1 {
+		t.Errorf("%d state changes from unknown; want one, whatever is reloaded", n)
+	}
+}
+
+// While nothing is known of a pool's models, no name is unknown for good.
+func TestNothingIsKnown(t *testing.T) {
+	g := start(t, onePool("http://127.0.0.1:1"), Options{})
+	resp, err := client.Post("http://"+g.Addr()+"/v1/chat/completions", "application/json", strings.NewReader(chat("any", false, 2)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, _ := io.ReadAll(resp.Body)
+	if resp.StatusCode != 503 || !strings.Contains(string(body), "no_endpoints") || resp.Header.Get("Retry-After") == "" {
+		t.Errorf("%d %s, Retry-After %q", resp.StatusCode, body, resp.Header.Get("Retry-After"))
+	}
+}
+
+// With weights the decision's figure is the total.
+func TestWeightedTotalIsRecorded(t *testing.T) {
+	a, b := sim(t, modelsim.Options{}), sim(t, modelsim.Options{})
+	var seen collect
+	g := start(t, "pools:\n  - name: p\n    policy: {weights: {queue: 2, kv_cache: 1}}\n    discovery: {static: ["+a.URL()+", "+b.URL()+"]}\n", Options{Sink: &seen})
+	eventually(t, "both are known", func() bool {
+		rows := g.Table().Load().Rows
+		return rows[0].ScrapedAt != 0 && rows[1].ScrapedAt != 0
+	})
+	post(t, "http://"+g.Addr()+"/v1/chat/completions", chat(baseModel, false, 2))
+	eventually(t, "a record", func() bool { seen.mu.Lock(); defer seen.mu.Unlock(); return len(seen.recs) == 1 })
+	if r := &seen.recs[0]; r.Cost < 2 || r.Cost > 3 || r.RunnerUpCost <= 0 || r.RunnerUpCost > r.Cost || r.RunnerUp == "" {
+		t.Errorf("cost %g, runner-up %q %g; want totals of up to 3", r.Cost, r.RunnerUp, r.RunnerUpCost)
 	}
 }

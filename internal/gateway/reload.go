@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"time"
@@ -22,6 +23,11 @@ func (g *Gateway) Reload(why string) (admin.ReloadResult, error) {
 		return admin.ReloadResult{}, errNoReload
 	}
 	res, err := g.reload(why)
+	if err == nil && !res.Changed {
+		g.metrics.SetReload(true, time.Time{})
+		g.lastBad = ""
+		return res, nil
+	}
 	if err != nil {
 		g.metrics.SetReload(false, time.Now())
 		if g.lastBad != err.Error() || why != watching {
@@ -43,7 +49,7 @@ func (g *Gateway) reload(why string) (admin.ReloadResult, error) {
 	if err != nil {
 		return admin.ReloadResult{}, err
 	}
-	res := admin.ReloadResult{File: cfg.File(), Hash: cfg.Hash()}
+	res := admin.ReloadResult{File: cfg.File(), Hash: cfg.Hash(), NeedsRestart: config.NeedRestart(g.running, cfg)}
 	for _, w := range cfg.Warnings() {
 		res.Warnings = append(res.Warnings, w.Error())
 	}
@@ -53,7 +59,8 @@ func (g *Gateway) reload(why string) (admin.ReloadResult, error) {
 			if err := g.logs.configure(&cfg.Log); err != nil {
 				return res, err
 			}
-			g.log.Info("reload: nothing has changed", zap.String("why", why), zap.String("hash", cfg.Hash()))
+			g.log.Info("reload: nothing has changed", zap.String("why", why), zap.String("hash", cfg.Hash()),
+				zap.Strings("needs_restart", res.NeedsRestart))
 		}
 		return res, nil
 	}
@@ -83,10 +90,20 @@ func (g *Gateway) reload(why string) (admin.ReloadResult, error) {
 		}
 	}
 	g.cfg.Store(cfg)
-	res.Changed, res.NeedsRestart = true, config.NeedRestart(old, cfg)
+	res.Changed = true
 	g.log.Info("reloaded", zap.String("why", why), zap.String("config", cfg.File()), zap.String("hash", cfg.Hash()),
 		zap.Strings("needs_restart", res.NeedsRestart), zap.Strings("warnings", res.Warnings))
 	return res, nil
+}
+
+// showConfig is the configuration in use, and which of its keys wait for a restart.
+func (g *Gateway) showConfig() []byte {
+	cfg := g.cfg.Load()
+	var b []byte
+	for _, c := range config.Pending(g.running, cfg) {
+		b = fmt.Appendf(b, "# restart pending: %s\n", c)
+	}
+	return append(b, config.Redacted(cfg)...)
 }
 
 func hasPool(c *config.Config, name string) bool {
