@@ -96,3 +96,14 @@ func snakeCase(s string) string {
 	}
 	return b.String()
 }
+
+// Suggest returns the candidate that is spelled most like name, in any case; "" if none is near.
+func Suggest(name string, candidates []string) string {
+	best, least := "", max(2, len(name)/3)+1
+	for _, c := range candidates {
+		if d := distance(strings.ToLower(name), strings.ToLower(c), least); d < least {
+			best, least = c, d
+		}
+	}
+	return best
+}

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptrace"
+	"net/url"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -64,10 +65,15 @@ type Error struct {
 
 	json []byte // the page, if it is JSON
 	body string // the beginning of the answer to a failed request
+	list bool   // the list of models was refused, not a page
 }
 
 func (e *Error) Error() string {
 	s := "scrape " + e.URL + ": " + e.What
+	if u, err := url.Parse(e.URL); err == nil && e.list {
+		code, _, _ := strings.Cut(strings.TrimPrefix(e.What, "status "), ";")
+		s = u.Path + " answered " + code
+	}
 	if e.Fix != "" {
 		s += "; " + e.Fix
 	}
@@ -261,7 +267,7 @@ func statusError(url string, resp *http.Response) error {
 		e.Fix = "set metrics_url to where the page is"
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
 		e.Fault = FaultUnauthorized
-		e.Fix = "set the pool's api_key to one that the server takes"
+		e.Fix = "set api_key or api_key_file of the pool"
 	case code == http.StatusNotFound || code == http.StatusMethodNotAllowed || code == http.StatusGone || code == http.StatusNotImplemented:
 		e.Fault = FaultNotFound
 	}

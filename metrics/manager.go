@@ -42,6 +42,9 @@ type Options struct {
 	// from the goroutines that scrape, for one endpoint never twice at once, and must return soon.
 	OnState  func(e *pool.Endpoint, from, to State, err error)
 	OnScrape func(e *pool.Endpoint, s Scrape)
+	// OnRefused is called when an endpoint begins to refuse its list of models for want of a key, and with nil when it no
+	// longer does; from where OnState is called.
+	OnRefused func(e *pool.Endpoint, err error)
 }
 
 // PoolOptions are what reading the endpoints of one pool takes.

@@ -22,6 +22,9 @@ func (c *client) models(ctx context.Context, url string) (models []pool.Model, e
 		}
 		return nil
 	})
+	if e, ok := err.(*Error); ok && e.Fault == FaultUnauthorized {
+		e.list = true
+	}
 	return models, err
 }
 

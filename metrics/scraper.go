@@ -54,7 +54,7 @@ type scraper struct {
 	models    []pool.Model
 	modelsAt  pool.Instant // when they were last published; 0 for never
 	epoch     uint32       // of the endpoint when they were
-	modelsErr error
+	refused   bool         // the list of models, for want of a key
 	pageDue   pool.Instant
 	modelsDue pool.Instant
 	jitters   uint64
@@ -330,7 +330,13 @@ func (s *scraper) readModels(ctx context.Context) time.Duration {
 		return 0
 	}
 	s.contact(url, err)
-	s.modelsErr = err
+	if refused := faultOf(err) == FaultUnauthorized; refused != s.refused && (refused || err == nil) {
+		s.refused = refused
+		if s.opts.OnRefused != nil {
+			s.opts.OnRefused(s.endpoint, err)
+		}
+	}
+	s.table.SetServedError(s.endpoint, err)
 	if err != nil {
 		if f := faultOf(err); f.reachable() {
 			return modelsWithoutList

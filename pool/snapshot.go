@@ -76,6 +76,9 @@ type Target struct {
 	MinModelLen int64   // smallest that one of them says; 0 is unknown
 }
 
+// A SharedName is a name that two pools serve.
+type SharedName struct{ Name, Pool, Other string } // Pool gets the requests, Other doesn't
+
 // A PoolRange is the rows of one pool: Rows[First:End].
 type PoolRange struct {
 	Name       string
@@ -90,6 +93,10 @@ type Snapshot struct {
 	At      Instant
 	Rows    []Row // dense; by pool in configuration order, then by endpoint ID
 	Pools   []PoolRange
+
+	// Shared are names that a pool's endpoints serve, or its configuration says so, though the name is another pool's: the
+	// first pool that serves one keeps it. Sorted.
+	Shared []SharedName
 
 	byName map[string]*Target
 	bySlot []int32 // row of Endpoint.Slot, or -1

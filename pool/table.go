@@ -55,7 +55,8 @@ type entry struct {
 	names     []string // adapters that only the metrics page speaks of; sorted
 	removedAt Instant
 	lastErr   error
-	failures  int // scrapes failed in a row
+	failures  int   // scrapes failed in a row
+	servedErr error // why its list of models could not be read; nil if it could
 }
 
 // NewTable returns an empty table for the given pools.
@@ -334,7 +335,7 @@ func (t *Table) SetServed(e *Endpoint, s *Served) {
 	same := en.row.Served != nil && slices.EqualFunc(en.row.Served.Models, s.Models, func(a, b Model) bool {
 		return a.ID == b.ID && a.Parent == b.Parent && a.MaxModelLen == b.MaxModelLen
 	})
-	en.row.Served = s
+	en.row.Served, en.servedErr = s, nil
 	en.names = en.metricsOnlyNames(false)
 	if same {
 		t.dirty = true
@@ -372,11 +373,24 @@ func (t *Table) Flush(now Instant) {
 	t.sweep(now)
 }
 
-// LastError returns how many scrapes of e have failed in a row and why the latest did.
+// SetServedError notes why e's list of models could not be read. [Table.SetServed] clears it, and so does nil.
+func (t *Table) SetServedError(e *Endpoint, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if en := t.lookup(e); en != nil {
+		en.servedErr = err
+	}
+}
+
+// LastError returns how many scrapes of e have failed in a row and why the latest did, or else why its list of models
+// could not be read.
 func (t *Table) LastError(e *Endpoint) (failures int, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if en := t.lookup(e); en != nil {
+		if en.lastErr == nil {
+			return 0, en.servedErr
+		}
 		return en.failures, en.lastErr
 	}
 	return 0, nil
@@ -399,7 +413,7 @@ func (t *Table) publish(now Instant, reindex bool) {
 		s.Version = prev.Version + 1
 	}
 	if !reindex {
-		s.Pools, s.byName, s.bySlot = prev.Pools, prev.byName, prev.bySlot
+		s.Pools, s.Shared, s.byName, s.bySlot = prev.Pools, prev.Shared, prev.byName, prev.bySlot
 		s.Rows = make([]Row, len(prev.Rows))
 		for i := range prev.Rows {
 			s.Rows[i] = t.entries[prev.Rows[i].Endpoint.identity()].row
@@ -487,6 +501,13 @@ func baseOf(row *Row, p PoolSpec) string {
 	return p.Name
 }
 
+// maxShared bounds the names that are told to be shared.
+const maxShared = 100
+
+func compareShared(a, b SharedName) int {
+	return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Pool, b.Pool), cmp.Compare(a.Other, b.Other))
+}
+
 // addTarget notes that row serves m; a negative row only makes the name known. The first pool to serve a name keeps it.
 func (t *Table) addTarget(s *Snapshot, pool int32, m Model, row int32) {
 	tg := s.byName[m.ID]
@@ -495,6 +516,10 @@ func (t *Table) addTarget(s *Snapshot, pool int32, m Model, row int32) {
 		s.byName[m.ID] = tg
 	}
 	if tg.Pool != pool {
+		sh := SharedName{m.ID, t.pools[tg.Pool].Name, t.pools[pool].Name}
+		if i, there := slices.BinarySearchFunc(s.Shared, sh, compareShared); !there && len(s.Shared) < maxShared {
+			s.Shared = slices.Insert(s.Shared, i, sh)
+		}
 		return
 	}
 	tg.MaxModelLen = max(tg.MaxModelLen, m.MaxModelLen)

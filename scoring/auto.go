@@ -259,9 +259,10 @@ func (p *Policy) auto(sc *scratch, rec *recorder, d *Decision) (version uint64, 
 		}
 	}
 	p.decide(c, int(ri), cached, d)
-	d.Cost = cost[pick]
-	if second >= 0 {
-		d.RunnerUp, d.RunnerUpCost = all[rows[second]].Endpoint, cost[second]
+	// The tier of the chosen one is no part of what it costs.
+	d.Cost = cost[pick] - tierCost[c.tier]
+	if second >= 0 && cost[second] != math.MaxFloat32 {
+		d.RunnerUp, d.RunnerUpCost = all[rows[second]].Endpoint, cost[second]-tierCost[c.tier]
 	}
 	if rec != nil {
 		rec.costs(c, cost)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -74,6 +75,7 @@ func (p *Policy) Explain(req *Request, s *pool.Snapshot, now pool.Instant) Expla
 	e := &rec.e
 	e.Policy, e.SnapshotVersion, e.Model = p.name, s.Version, req.Target.Name
 	e.PromptTokens, e.OutputTokens = sc.candidates.prompt, sc.candidates.output
+	rec.others(&sc.candidates)
 	if err != nil {
 		e.Error = err.Error()
 		return *e
@@ -115,6 +117,21 @@ func (rec *recorder) judged(c *Candidates, row int32, t tier, f Filter) {
 	})
 }
 
+// others lists the endpoints of the pool that are not known to serve the model.
+func (rec *recorder) others(c *Candidates) {
+	p := c.snapshot.Pools[c.target.Pool]
+	for ri := p.First; ri < p.End; ri++ {
+		if _, there := rec.rows[ri]; there {
+			continue
+		}
+		if _, f := c.judge(&c.snapshot.Rows[ri]); f&(FilterDown|FilterDraining|FilterAsleep|FilterNotReady) != 0 {
+			rec.judged(c, ri, tierOut, f)
+		} else {
+			rec.judged(c, ri, tierOut, FilterServes)
+		}
+	}
+}
+
 func (rec *recorder) at(row int32) *EndpointExplanation { return &rec.e.Endpoints[rec.rows[row]] }
 
 // termsOf is where the terms of row go; nil in Choose.
@@ -138,7 +155,13 @@ func (rec *recorder) adapter(row int32, tokens float32) { rec.at(row).Terms.Adap
 func (rec *recorder) costs(c *Candidates, cost []float32) {
 	for i, ri := range c.target.Rows {
 		if v := cost[i]; v < math.MaxFloat32 {
-			rec.at(ri).Cost = v
+			e := rec.at(ri)
+			switch e.Cost = v; { // without its tier, which is said in words
+			case e.Busy:
+				e.Cost -= tierCost[tierBusy]
+			case e.Filtered != "":
+				e.Cost -= tierCost[tierEjected]
+			}
 		}
 	}
 }
@@ -174,6 +197,8 @@ func (e Explanation) String() string {
 			return boolOrder(a.Chosen)
 		case (a.Filtered == "") != (b.Filtered == ""):
 			return boolOrder(a.Filtered == "")
+		case a.Busy != b.Busy:
+			return boolOrder(!a.Busy)
 		case a.Cost != b.Cost:
 			return boolOrder(a.Cost < b.Cost)
 		case a.Total != b.Total:
@@ -228,11 +253,14 @@ func (e Explanation) String() string {
 	}
 	w.Flush()
 	if e.RunnerUp != "" {
-		unit := "tokens"
+		unit, by := "tokens", strconv.FormatFloat(e.AheadBy, 'f', 0, 64)
 		if e.Policy == weightedName {
-			unit = "of score"
+			unit, by = "of score", strconv.FormatFloat(e.AheadBy, 'f', 3, 64)
 		}
-		fmt.Fprintf(&b, "runner-up: %s, behind by %.4g %s\n", e.RunnerUp, e.AheadBy, unit)
+		if e.AheadBy > float64(tierCost[tierBusy])/2 {
+			unit, by = "state", "its"
+		}
+		fmt.Fprintf(&b, "runner-up: %s, behind by %s %s\n", e.RunnerUp, by, unit)
 	}
 	return b.String()
 }

@@ -126,7 +126,8 @@ func check(ctx context.Context, e *env, files []string, o checkOptions) error {
 func probe(ctx context.Context, cfg *config.Config, o checkOptions, out io.Writer, rep *checkReport) bool {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	looks, err := gateway.Probe(ctx, cfg)
+	found, err := gateway.Probe(ctx, cfg)
+	looks := found.Looks
 	ok := err == nil && len(looks) > 0
 	if err != nil {
 		rep.Problems = append(rep.Problems, config.Problem{File: cfg.File(), Message: err.Error(), Severity: config.Error})
@@ -135,6 +136,11 @@ func probe(ctx context.Context, cfg *config.Config, o checkOptions, out io.Write
 	if err == nil && len(looks) == 0 {
 		p := config.Problem{File: cfg.File(), Message: "discovery finds no endpoint", Severity: config.Error}
 		rep.Problems = append(rep.Problems, p)
+		fmt.Fprintln(out, p.Error())
+	}
+	rep.Problems = append(rep.Problems, found.Problems...)
+	ok = ok && len(found.Problems.Errors()) == 0
+	for _, p := range found.Problems {
 		fmt.Fprintln(out, p.Error())
 	}
 	var views []pool.EndpointView

@@ -112,7 +112,7 @@ func (g *Gateway) scrapeOptions(cfg *config.Config) metrics.Options {
 		Interval: s.Interval, MinInterval: s.Interval, MaxInterval: s.Interval,
 		Timeout: s.Timeout, MaxPageBytes: int64(s.MaxBytes), Now: g.now,
 		Pools:   make(map[string]metrics.PoolOptions, len(cfg.Pools)),
-		OnState: g.onState, OnScrape: g.onScrape,
+		OnState: g.onState, OnScrape: g.onScrape, OnRefused: g.onRefused,
 	}
 	if s.Adaptive {
 		o.MinInterval = s.Interval / 4

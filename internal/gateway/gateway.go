@@ -264,7 +264,13 @@ func (g *Gateway) Run(ctx context.Context) (Result, error) {
 
 	loops, stop := context.WithCancel(context.Background())
 	defer stop()
-	running.Go(func() { g.every(loops, publishEvery, func() { g.table.Flush(g.now()) }) })
+	shared := make(map[pool.SharedName]bool)
+	running.Go(func() {
+		g.every(loops, publishEvery, func() {
+			g.table.Flush(g.now())
+			g.warnShared(shared)
+		})
+	})
 	running.Go(func() { g.every(loops, sweepEvery, func() { g.metrics.Sweep(g.table.Load(), sweepEvery) }) })
 
 	g.reloading.Lock() // a reload may have come first, and what it set up is to stay
@@ -440,6 +446,26 @@ func (g *Gateway) onState(e *pool.Endpoint, from, to metrics.State, err error) {
 		log = g.log.Warn
 	}
 	log("endpoint "+string(to), zap.String(telemetry.FieldEndpoint, e.ID), zap.String("from", string(from)), zap.String("to", string(to)), zap.Error(err))
+}
+
+// onRefused logs that e does not tell its models for want of a key, or that it does again.
+func (g *Gateway) onRefused(e *pool.Endpoint, err error) {
+	if err == nil {
+		g.log.Info("list of models accepted again", zap.String(telemetry.FieldEndpoint, e.ID))
+		return
+	}
+	g.log.Warn("list of models refused", zap.String(telemetry.FieldEndpoint, e.ID), zap.Error(err))
+}
+
+// warnShared logs each name that two pools serve, once.
+func (g *Gateway) warnShared(told map[pool.SharedName]bool) {
+	for _, sh := range g.table.Load().Shared {
+		if !told[sh] && len(told) < 1000 {
+			told[sh] = true
+			g.log.Warn("two pools serve the same name; the first gets all of its requests", zap.String(telemetry.FieldModel, sh.Name),
+				zap.String(telemetry.FieldPool, sh.Pool), zap.String("other", sh.Other))
+		}
+	}
 }
 
 // onReached takes in that an endpoint that was down answered a request.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -39,17 +40,17 @@ const maxLooks = 32
 
 // Probe finds cfg's endpoints and looks once at each, the way a gateway would. It returns when all have been looked at or
 // ctx ends; what could not be read by then says so in its View.
-func Probe(ctx context.Context, cfg *config.Config) ([]Look, error) {
+func Probe(ctx context.Context, cfg *config.Config) (Probed, error) {
 	g := unstarted()
 	b, err := g.build(cfg)
 	if err != nil {
-		return nil, err
+		return Probed{}, err
 	}
-	b.scrape.OnState, b.scrape.OnScrape = nil, nil
+	b.scrape.OnState, b.scrape.OnScrape, b.scrape.OnRefused = nil, nil, nil
 	g.table = pool.NewTable(b.pools, pool.Options{})
 	found, err := g.findOnce(ctx, cfg)
 	if err != nil {
-		return nil, err
+		return Probed{}, err
 	}
 	var looks []Look
 	places := make(chan struct{}, maxLooks)
@@ -81,6 +82,9 @@ func Probe(ctx context.Context, cfg *config.Config) ([]Look, error) {
 				continue
 			}
 			l := Look{View: s.Rows[r].View(now), Understood: results[i].Understood, Missing: results[i].Missing, Notes: results[i].Notes}
+			if e, ok := errors.AsType[*metrics.Error](results[i].ModelsErr); ok && e.Fault == metrics.FaultUnauthorized && errs[i] == nil {
+				l.View.Error = e.Error() // requests would be refused, too
+			}
 			if errs[i] != nil {
 				l.View.Error = errs[i].Error()
 				// It answers, though not with a page that is understood: it can still serve.
@@ -89,7 +93,51 @@ func Probe(ctx context.Context, cfg *config.Config) ([]Look, error) {
 			looks = append(looks, l)
 		}
 	}
-	return looks, nil
+	return Probed{looks, namesAmiss(cfg, s)}, nil
+}
+
+// A Probed is what looking at every endpoint showed.
+type Probed struct {
+	Looks    []Look
+	Problems config.Problems // of the names that the configuration and the endpoints use
+}
+
+// namesAmiss compares the names in cfg with those that the endpoints serve.
+func namesAmiss(cfg *config.Config, s *pool.Snapshot) (ps config.Problems) {
+	for i := range cfg.Pools {
+		p := &cfg.Pools[i]
+		var served []string
+		for _, r := range s.PoolRows(s.Pool(p.Name)) {
+			if r.Served == nil {
+				continue
+			}
+			for _, m := range r.Served.Models {
+				if !slices.Contains(served, m.ID) {
+					served = append(served, m.ID)
+				}
+			}
+		}
+		for j, name := range p.Models {
+			if len(served) == 0 || slices.Contains(served, name) {
+				continue
+			}
+			slices.Sort(served)
+			msg := fmt.Sprintf("no endpoint of pool %s serves %q; they serve %q", p.Name, name, served[:min(len(served), 10)])
+			hint := config.Suggest(name, served)
+			if hint == "" && len(served) == 1 {
+				hint = served[0]
+			}
+			if hint != "" {
+				hint = fmt.Sprintf("did you mean %q?", hint)
+			}
+			ps = append(ps, config.Problem{File: cfg.File(), Path: fmt.Sprintf("pools[%d].models[%d]", i, j), Message: msg, Hint: hint, Severity: config.Error})
+		}
+	}
+	for _, sh := range s.Shared {
+		ps = append(ps, config.Problem{File: cfg.File(), Path: "pools", Severity: config.Warning,
+			Message: fmt.Sprintf("pools %s and %s both serve %q; %s gets all of its requests", sh.Pool, sh.Other, sh.Name, sh.Pool)})
+	}
+	return ps
 }
 
 // findOnce runs discovery until every source has spoken once, and returns the endpoints in the order of the table.

@@ -1,0 +1,85 @@
+package gateway
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"kvgate/config"
+	"kvgate/internal/modelsim"
+	"kvgate/pool"
+)
+
+func probed(t *testing.T, text string) Probed {
+	t.Helper()
+	cfg, err := config.Parse("config.yaml", []byte(header+text), ConfigOptions())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := Probe(context.Background(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+const refusedList = "/v1/models answered 401; set api_key or api_key_file of the pool"
+
+// A server that wants a key is named as one, by a probe, in the table and, once, in the log.
+func TestRefusedListOfModels(t *testing.T) {
+	a := sim(t, modelsim.Options{APIKey: "k"})
+	if p := probed(t, onePool(a.URL())); p.Looks[0].View.Error != refusedList {
+		t.Errorf("a probe says %q; want %q", p.Looks[0].View.Error, refusedList)
+	}
+	if p := probed(t, onePool(a.URL())+"    api_key: k\n"); p.Looks[0].View.Error != "" || len(p.Problems) != 0 {
+		t.Errorf("with the key: %+v", p)
+	}
+	g := start(t, onePool(a.URL()), Options{})
+	eventually(t, "the table says so", func() bool {
+		_, body := get(t, "http://"+g.AdminAddr()+"/debug/snapshot")
+		return strings.Contains(body, refusedList)
+	})
+	g.write(onePool(a.URL()) + "    api_key: k\n")
+	if _, err := g.Reload("test"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "its models are known", func() bool { return g.Table().Load().TargetString(baseModel) != nil })
+	if n := strings.Count(g.log.String(), refusedList); n != 1 {
+		t.Errorf("%d lines in the log; want one:\n%s", n, g.log)
+	}
+	if _, err := g.Table().LastError(g.Table().Load().Rows[0].Endpoint); err != nil {
+		t.Errorf("with the key: %v", err)
+	}
+}
+
+// Names that the file and the servers don't agree on are problems of the file.
+func TestNamesAmiss(t *testing.T) {
+	a, b := sim(t, modelsim.Options{}), sim(t, modelsim.Options{})
+	p := probed(t, onePool(a.URL())+"    models: [Llama-Typo]\n")
+	if len(p.Problems) != 1 || p.Problems[0].Severity != config.Error ||
+		!strings.Contains(p.Problems[0].Error(), `pools[0].models[0]: no endpoint of pool p serves "Llama-Typo"; they serve ["`+baseModel+`"]; did you mean "`+baseModel+`"?`) {
+		t.Errorf("a wrong name: %v", p.Problems)
+	}
+	two := onePool(a.URL()) + "  - name: q\n    discovery: {static: [" + b.URL() + "]}\n"
+	p = probed(t, two)
+	if len(p.Problems) != 1 || p.Problems[0].Severity != config.Warning || !strings.Contains(p.Problems[0].Message, `pools p and q both serve "`+baseModel+`"`) {
+		t.Errorf("a name twice: %v", p.Problems)
+	}
+	g := start(t, two, Options{})
+	eventually(t, "a warning", func() bool { return strings.Contains(g.log.String(), "two pools serve the same name") })
+	g.Table().SetState(g.Table().Load().Rows[0].Endpoint, pool.NotReady, true, g.now()) // another snapshot
+	eventually(t, "it is looked at again", func() bool { return g.Table().Load().Version > 5 })
+	if n := strings.Count(g.log.String(), "two pools serve the same name"); n != 1 {
+		t.Errorf("%d warnings; want one", n)
+	}
+}
+
+// Explain lists endpoints that nothing is known of, and writes numbers out.
+func TestExplainListsAll(t *testing.T) {
+	a := sim(t, modelsim.Options{})
+	g := start(t, onePool(a.URL(), "http://127.0.0.1:1"), Options{})
+	_, body := post(t, "http://"+g.AdminAddr()+"/debug/explain?format=text", chat(baseModel, false, 2))
+	if !strings.Contains(body, "<- chosen") || !strings.Contains(body, "p/127.0.0.1:1") || !strings.Contains(body, "filtered: down") || strings.Contains(body, "e+0") {
+		t.Errorf("%s", body)
+	}
+}
