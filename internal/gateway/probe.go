@@ -134,8 +134,10 @@ func namesAmiss(cfg *config.Config, s *pool.Snapshot) (ps config.Problems) {
 		}
 	}
 	for _, sh := range s.Shared {
-		ps = append(ps, config.Problem{File: cfg.File(), Path: "pools", Severity: config.Warning,
-			Message: fmt.Sprintf("pools %s and %s both serve %q; %s gets all of its requests", sh.Pool, sh.Other, sh.Name, sh.Pool)})
+		ps = append(ps, config.Problem{
+			File: cfg.File(), Path: "pools", Severity: config.Warning,
+			Message: fmt.Sprintf("pools %s and %s both serve %q; %s gets all of its requests", sh.Pool, sh.Other, sh.Name, sh.Pool),
+		})
 	}
 	return ps
 }
