@@ -578,6 +578,9 @@ func TestDrain(t *testing.T) {
 	if !strings.Contains(got, `"draining"`) || strings.Contains(got, "[DONE]") || strings.HasSuffix(got, "|<nil>") {
 		t.Errorf("a request that was cut off ends with %q; want an error event and a visible cut", got[max(0, len(got)-300):])
 	}
+	if n := strings.Count(g.log.String(), `"msg":"draining"`); n != 1 {
+		t.Errorf("the drain is logged %d times; want once", n)
+	}
 	if !g.res.Forced || g.res.Cut != 1 {
 		t.Errorf("result %+v; want one cut, forced", g.res)
 	}
