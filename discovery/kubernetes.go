@@ -348,7 +348,7 @@ func (s *kube) serviceTargets(v *kubeView, p *problems) ([]Target, error) {
 	if found == 0 && len(p.said) == 0 {
 		why := "it has no selector and no EndpointSlices were made for it"
 		if sel := svc.Spec.Selector; len(sel) > 0 {
-			why = fmt.Sprintf("%d pods match its selector %s", len(v.pods), labels.Set(sel))
+			why = fmt.Sprintf("the pods that match its selector %s (%d) are not in its EndpointSlices", labels.Set(sel), len(v.pods))
 			if len(v.pods) == 0 {
 				why = fmt.Sprintf("no pod matches its selector %s", labels.Set(sel))
 			}

@@ -517,7 +517,7 @@ func TestKubernetesService(t *testing.T) {
 	f.put(service(httpPort))
 	e.await(t, " | Service models/llama has no endpoints: no pod matches its selector app=llama")
 	f.put(pod("a", "10.0.0.1", true, annotate("kvgate/weight", "3")))
-	e.await(t, " | Service models/llama has no endpoints: 1 pods match its selector app=llama")
+	e.await(t, " | Service models/llama has no endpoints: the pods that match its selector app=llama (1) are not in its EndpointSlices")
 	f.put(slice("s1", "http", 8000, ep("a", "10.0.0.1", "yyn"), ep("b", "10.0.0.2", "nnn"), ep("", "10.0.0.3", "---")))
 	e.await(t, "uid-a@10.0.0.1:8000 !uid-b@10.0.0.2:8000 @10.0.0.3:8000")
 	e.mu.Lock()

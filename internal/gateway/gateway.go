@@ -391,7 +391,13 @@ func (g *Gateway) missing() []string {
 		}
 	}
 	if len(s.Rows) == 0 {
-		return append(out, "no endpoint is known")
+		out = append(out, "no endpoint is known")
+		for _, st := range g.discovery.Status() {
+			if st.LastError != "" {
+				out = append(out, "pool "+st.Pool+": "+st.Source+": "+st.LastError)
+			}
+		}
+		return out
 	}
 	var states []string
 	for _, st := range slices.Sorted(maps.Keys(counts)) {
