@@ -499,7 +499,7 @@ func TestTranscription(t *testing.T) {
 }
 
 func TestFillKeepsItsShare(t *testing.T) {
-	s := start(t, Options{Profile: "8b-h100", Speedup: 200})
+	s := start(t, Options{Profile: "8b-h100", Speedup: 50})
 	if err := s.Fill(0.9); err != nil {
 		t.Fatal(err)
 	}
@@ -511,7 +511,7 @@ func TestFillKeepsItsShare(t *testing.T) {
 	}
 	f()
 	// Until many background requests have ended and started again.
-	eventually(t, "200 generations", func() bool { return s.Stats().Engine.Finished > 200 })
+	eventually(t, "60 generations", func() bool { return s.Stats().Engine.Finished > 60 })
 	f()
 	if st := s.Stats(); st.InFlight != 0 || st.Engine.Running+st.Engine.Waiting != 47 {
 		t.Errorf("%d calls, %d+%d requests; want background only", st.InFlight, st.Engine.Running, st.Engine.Waiting)
