@@ -184,15 +184,15 @@ func TestEdgeBudgetOfOneBody(t *testing.T) {
 			if n > limit {
 				want = 413
 			}
-			chunks := ""
+			var chunks strings.Builder
 			for rest := body; len(rest) > 0; {
 				piece := rest[:min(len(rest), 1<<20)]
 				rest = rest[len(piece):]
-				chunks += fmt.Sprintf("%x\r\n%s\r\n", len(piece), piece)
+				chunks.WriteString(fmt.Sprintf("%x\r\n%s\r\n", len(piece), piece))
 			}
 			for framing, raw := range map[string]string{
 				"length": fmt.Sprintf("Content-Length: %d\r\n\r\n%s", n, body),
-				"chunks": "Transfer-Encoding: chunked\r\n\r\n" + chunks + "0\r\n\r\n",
+				"chunks": "Transfer-Encoding: chunked\r\n\r\n" + chunks.String() + "0\r\n\r\n",
 			} {
 				got, _ := e.exchange(t, "POST / HTTP/1.1\r\nHost: h\r\n"+raw, 1)
 				if len(got) != 1 || got[0].status != want || want == 200 && got[0].body != body {
