@@ -31,6 +31,11 @@ check: lint test ## lint and test: run it before you push
 race: ## all tests under the race detector, in random order (needs a C compiler)
 	CGO_ENABLED=1 $(GO) test -race -shuffle=on $(TESTFLAGS) ./...
 
+.PHONY: test-kubernetes
+test-kubernetes: build ## against a real Kubernetes API server, built once (needs etcd, and Linux with user namespaces)
+	@command -v etcd >/dev/null || { echo "etcd is not installed: apt-get install etcd-server, or put an etcd 3.4 or newer into PATH"; exit 1; }
+	cd test/kubernetes && $(GO) test -trimpath -count=1 -timeout 90m -v . -kvgate ../../kvgate
+
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (20s) each
 	@set -e; for p in $$($(GO) list ./...); do \
