@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -233,6 +234,7 @@ type cluster struct {
 
 func startCluster() (_ *cluster, err error) {
 	klog.LogToStderr(false)
+	go starter()
 	if err := bringUp(); err != nil {
 		return nil, err
 	}
@@ -253,7 +255,7 @@ func startCluster() (_ *cluster, err error) {
 	}
 	c.etcd = process("etcd", "--data-dir", filepath.Join(c.dir, "etcd"), "--listen-client-urls", etcdURL, "--advertise-client-urls", etcdURL,
 		"--listen-peer-urls", "http://127.0.0.1:2380", "--unsafe-no-fsync")
-	if err := c.logTo(c.etcd, "etcd.log").Start(); err != nil {
+	if err := start(c.logTo(c.etcd, "etcd.log")); err != nil {
 		return nil, err
 	}
 	if err := c.startServer(); err != nil {
@@ -301,6 +303,23 @@ func process(name string, args ...string) *exec.Cmd {
 	return c
 }
 
+// starts are processes to be started by a thread that lives as long as the test: Linux sends Pdeathsig when the thread
+// that started a process ends, not the process of that thread, and the runtime ends threads as it likes.
+var starts = make(chan func())
+
+func starter() {
+	runtime.LockOSThread()
+	for f := range starts {
+		f()
+	}
+}
+
+func start(c *exec.Cmd) error {
+	done := make(chan error)
+	starts <- func() { done <- c.Start() }
+	return <-done
+}
+
 func (c *cluster) logTo(cmd *exec.Cmd, name string) *exec.Cmd {
 	f, err := os.OpenFile(filepath.Join(c.dir, name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err == nil {
@@ -316,13 +335,14 @@ func (c *cluster) startServer() error {
 		"--token-auth-file", file("tokens.csv"), "--cert-dir", c.dir, "--service-cluster-ip-range=10.96.0.0/16",
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-signing-key-file", file("sa.key"),
 		"--service-account-key-file", file("sa.pub"))
-	if err := c.logTo(c.server, "apiserver.log").Start(); err != nil {
+	if err := start(c.logTo(c.server, "apiserver.log")); err != nil {
 		return err
 	}
 	ended := make(chan struct{})
 	c.serverEnded = ended
 	go func(server *exec.Cmd) {
-		server.Wait()
+		err := server.Wait()
+		fmt.Fprintln(server.Stderr, "ended:", err)
 		close(ended)
 	}(c.server)
 	hc, err := rest.HTTPClientFor(&rest.Config{BearerToken: c.adminToken, TLSClientConfig: rest.TLSClientConfig{Insecure: true}})

@@ -44,7 +44,7 @@ func startGateway(t testing.TB, pools string) *gateway {
 	defer log.Close()
 	g.cmd = process(os.Getenv("KVGATE_BINARY"), "serve", "-c", file, "--start-timeout", "3s")
 	g.cmd.Stdout, g.cmd.Stderr = log, log
-	must(t, g.cmd.Start())
+	must(t, start(g.cmd))
 	t.Cleanup(func() {
 		g.http.CloseIdleConnections()
 		g.cmd.Process.Signal(syscall.SIGTERM)
@@ -239,7 +239,7 @@ func startServer(t testing.TB, address string, args ...string) (stop func(syscal
 	c := process(os.Getenv("KVGATE_BINARY"), append([]string{"sim", "--listen", address, "--allow-remote", "--model", "llama", "--speedup", "50"}, args...)...)
 	var log bytes.Buffer
 	c.Stderr = &log
-	must(t, c.Start())
+	must(t, start(c))
 	var once sync.Once
 	stop = func(s syscall.Signal) {
 		once.Do(func() {
