@@ -134,6 +134,10 @@ func (s *Server) tlsConfig() *tls.Config {
 	return c
 }
 
+// lastRequests is how long requests are taken on connections that had been accepted before the listener closed: who was
+// just let in may not have said what he wants.
+const lastRequests = time.Second
+
 // unwindTimeout is how long the requests that a shutdown cuts off may take to tell their clients.
 const unwindTimeout = 5 * time.Second
 
@@ -144,20 +148,20 @@ type Drained struct {
 }
 
 // Shutdown stops the server: for DrainDelay it only has answers close their connections; then it accepts no more
-// connections or requests, lets running ones end until DrainTimeout has passed, and cuts off the rest. When ctx ends,
+// connections and, a second later, no more requests on those it has, lets running ones end until DrainTimeout has passed,
+// and cuts off the rest. When ctx ends,
 // what is left of these times is skipped. It returns when every connection
 // has been closed, or 5 s after the end.
 func (s *Server) Shutdown(ctx context.Context) Drained {
 	h := s.h
 	h.draining.Store(true)
 	sleep(ctx, s.o.DrainDelay)
-	h.refusing.Store(true)
 	s.mu.Lock()
 	s.closing = true
 	lns := s.lns
 	s.mu.Unlock()
 	running := h.Active()
-	h.log.Debug("no new requests are taken", zap.Int("running", running), zap.Duration("timeout", s.o.DrainTimeout))
+	h.log.Debug("no new connections are taken", zap.Int("running", running), zap.Duration("timeout", s.o.DrainTimeout))
 	// fasthttp closes its listeners and idle connections, and waits for the others.
 	done := make(chan struct{})
 	go func() {
@@ -170,11 +174,21 @@ func (s *Server) Shutdown(ctx context.Context) Drained {
 	}()
 	t := time.NewTimer(s.o.DrainTimeout)
 	defer t.Stop()
-	select {
-	case <-done:
-	case <-t.C:
-	case <-ctx.Done():
+	last := time.NewTimer(lastRequests)
+	defer last.Stop()
+	for waiting := true; waiting; {
+		select {
+		case <-last.C:
+			h.refusing.Store(true)
+			running = max(running, h.Active())
+			continue
+		case <-done:
+		case <-t.C:
+		case <-ctx.Done():
+		}
+		waiting = false
 	}
+	h.refusing.Store(true)
 	cut := h.Active()
 	if cut > 0 {
 		h.log.Warn("cutting requests off", zap.Int("running", cut))

@@ -27,7 +27,10 @@ func newServe(e *env) *cobra.Command {
 
 SIGHUP, a change of the file, or POST /-/reload on the admin listener reload it: all of it or, if anything in it is wrong,
 nothing. SIGTERM and SIGINT drain: /-/ready fails at once, after drain.delay no new requests are accepted, and what still
-runs after drain.timeout is cut off. A second signal cuts it off at once, with exit code 4.`,
+runs after drain.timeout is cut off. A second signal cuts it off at once, with exit code 4.
+
+Under systemd it says when it is ready, reloading and stopping (Type=notify-reload), and serves on the sockets of a socket
+unit, if there is one: a restart then refuses no connection. A socket named admin is the admin listener's.`,
 		Example: `  kvgate serve -c config.yaml
   kvgate check config.yaml && kvgate reload`,
 		Args: noArgs,
@@ -65,20 +68,38 @@ func serve(ctx context.Context, e *env, file string, o gateway.Options) error {
 	cut, cutNow := context.WithCancel(context.Background())
 	defer cutNow()
 	o.Load, o.LogOutput, o.Cut = load, e.stderr, cut
+	if o.Listeners, o.AdminListener, err = inherited(); err != nil {
+		return err
+	}
 	g, err := gateway.New(cfg, o)
 	if err != nil {
+		closeAll(o.Listeners...)
 		return withTry(err, "kvgate check %s", file)
 	}
 	var handling sync.WaitGroup
 	done := make(chan struct{})
+	beating, stopBeating := context.WithCancel(context.Background())
+	handling.Go(func() { watchdog(beating, g) })
 	handling.Go(func() {
+		ready := g.Ready()
 		for {
 			select {
+			case <-ready:
+				ready = nil
+				notifyReady("serving on " + g.Addr())
 			case s := <-signals:
 				switch {
+				case s == syscall.SIGHUP && ready != nil: // it is not ready, and must not say so
+					_, _ = g.Reload("SIGHUP")
 				case s == syscall.SIGHUP:
-					_, _ = g.Reload("SIGHUP") // it logs what is wrong
+					notifyReloading()
+					if _, err := g.Reload("SIGHUP"); err != nil { // it has logged what is wrong
+						notifyReady("reload refused, what was in use stays: " + err.Error())
+					} else {
+						notifyReady("serving on " + g.Addr())
+					}
 				case ctx.Err() == nil:
+					notifyStopping(&cfg.Drain)
 					stop()
 				default:
 					cutNow()
@@ -90,6 +111,7 @@ func serve(ctx context.Context, e *env, file string, o gateway.Options) error {
 	})
 	res, err := g.Run(ctx)
 	close(done)
+	stopBeating()
 	handling.Wait()
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):

@@ -17,7 +17,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -52,6 +51,10 @@ type Options struct {
 	Cut context.Context
 	// Rand is handed to the policies; see scoring.Config.
 	Rand func(n uint64) uint64
+	// Listeners are open sockets for clients and AdminListener is one for the admin listener, from whoever started this
+	// process. Without them Run opens listen and admin.listen. Run and Close close them.
+	Listeners     []net.Listener
+	AdminListener net.Listener
 }
 
 // A Gateway is one gateway. Make it with New and call Run once.
@@ -80,6 +83,7 @@ type Gateway struct {
 	policies  atomic.Pointer[map[string]*scoring.Policy] // in use, by pool
 
 	states   states
+	beats    atomic.Uint64
 	draining atomic.Bool
 	started  atomic.Bool   // the data listener is open
 	ready    chan struct{} // closed then
@@ -204,12 +208,15 @@ func (g *Gateway) Table() *pool.Table { return g.table }
 // Ready is closed when the gateway accepts requests.
 func (g *Gateway) Ready() <-chan struct{} { return g.ready }
 
-// Addr is the host:port that clients connect to, "" before Ready; AdminAddr that of the admin listener.
+// Addr is the host:port that clients connect to, "" before Ready.
 func (g *Gateway) Addr() string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.addr
 }
+
+// Beats grows every 20 ms while the gateway runs and its table can be written: one that stands still is stuck.
+func (g *Gateway) Beats() uint64 { return g.beats.Load() }
 
 // AdminAddr is the host:port of the admin listener, "" before it listens.
 func (g *Gateway) AdminAddr() string {
@@ -231,7 +238,7 @@ func (g *Gateway) Run(ctx context.Context) (Result, error) {
 
 	var running sync.WaitGroup
 	defer running.Wait()
-	failed := make(chan error, 2)
+	failed := make(chan error, 2+len(g.o.Listeners))
 	serve := func(run func() error) {
 		running.Go(func() {
 			if err := run(); err != nil {
@@ -240,18 +247,14 @@ func (g *Gateway) Run(ctx context.Context) (Result, error) {
 		})
 	}
 	// The admin listener first: whoever waits for readiness can ask what is missing.
-	adminLn, err := listen("admin.listen", cfg.Admin.Listen)
+	adminLn, err := g.listenAdmin(cfg)
 	if err != nil {
 		return Result{}, err
 	}
-	// Nor should it wait for endpoints to find that it can't listen. The port is left closed until it is ready: who connects
-	// before is to be refused, not kept waiting.
-	probe, err := listen("listen", cfg.Listen)
-	if err != nil {
+	if err := g.tryToListen(cfg); err != nil {
 		_ = adminLn.Close()
 		return Result{}, err
 	}
-	_ = probe.Close()
 	g.mu.Lock()
 	g.adminAddr = adminLn.Addr().String()
 	g.mu.Unlock()
@@ -269,6 +272,7 @@ func (g *Gateway) Run(ctx context.Context) (Result, error) {
 		g.every(loops, publishEvery, func() {
 			g.table.Flush(g.now())
 			g.warnShared(shared)
+			g.beats.Add(1)
 		})
 	})
 	running.Go(func() { g.every(loops, sweepEvery, func() { g.metrics.Sweep(g.table.Load(), sweepEvery) }) })
@@ -279,14 +283,16 @@ func (g *Gateway) Run(ctx context.Context) (Result, error) {
 	if !g.awaitFirstTable(ctx) {
 		return Result{}, nil // told to stop before it began
 	}
-	ln, err := listen("listen", cfg.Listen)
+	lns, err := g.listen(cfg)
 	if err != nil {
 		return Result{}, err
 	}
 	g.mu.Lock()
-	g.addr = ln.Addr().String()
+	g.addr = lns[0].Addr().String()
 	g.mu.Unlock()
-	serve(func() error { return g.server.Serve(ln) })
+	for _, ln := range lns {
+		serve(func() error { return g.server.Serve(ln) })
+	}
 	g.started.Store(true)
 	close(g.ready)
 	g.log.Info("ready", zap.String("listen", g.Addr()), zap.String("admin", g.AdminAddr()),
@@ -337,6 +343,7 @@ func (g *Gateway) close(cut context.Context) {
 		}
 		g.scrapers.Stop()
 		g.handler.Close()
+		g.closeListeners()
 	})
 }
 
@@ -352,17 +359,6 @@ func (g *Gateway) every(ctx context.Context, interval time.Duration, fn func()) 
 			return
 		}
 	}
-}
-
-func listen(key, addr string) (net.Listener, error) {
-	ln, err := net.Listen("tcp", addr)
-	switch {
-	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("%s: %s is in use by another process: %w", key, addr, syscall.EADDRINUSE)
-	case err != nil:
-		return nil, fmt.Errorf("%s: %w", key, err)
-	}
-	return ln, nil
 }
 
 // missing lists what keeps the gateway from being ready.
