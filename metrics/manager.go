@@ -179,6 +179,20 @@ func (m *Manager) start(e *pool.Endpoint, before *scraper) {
 	})
 }
 
+// ReadModels has e's list of models read again soon, since something it said was not so. It does not block.
+func (m *Manager) ReadModels(e *pool.Endpoint) {
+	m.mu.Lock()
+	s := m.scrapers[e]
+	m.mu.Unlock()
+	if s == nil {
+		return
+	}
+	select {
+	case s.again <- struct{}{}:
+	default: // it is on its way
+	}
+}
+
 // taken reports whether an endpoint has the address.
 func (m *Manager) taken(hostPort string) bool {
 	m.mu.Lock()

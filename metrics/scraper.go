@@ -41,6 +41,7 @@ type scraper struct {
 	spec     specKey
 	locator  locator
 	cancel   context.CancelFunc
+	again    chan struct{} // asks for the list of models; holds one
 
 	source    *source               // nil until located
 	state     atomic.Pointer[State] // never nil; written by the scraper's goroutine, read when a scraper replaces it
@@ -57,6 +58,7 @@ type scraper struct {
 	refused   bool         // the list of models, for want of a key
 	pageDue   pool.Instant
 	modelsDue pool.Instant
+	modelsGot pool.Instant // when the list was last asked for
 	jitters   uint64
 }
 
@@ -70,6 +72,7 @@ func newScraper(t *pool.Table, e *pool.Endpoint, o *Options, c *client, taken fu
 		opts: o, table: t, endpoint: e, spec: keyOf(e), interval: o.Interval,
 		locator: locator{client: c, base: e.URL, metricsURL: e.Spec().MetricsURL, taken: taken},
 		jitters: e.IDHash,
+		again:   make(chan struct{}, 1),
 	}
 	s.state.Store(new(StateUnknown))
 	switch name := e.Spec().Dialect; name {
@@ -91,6 +94,10 @@ func (s *scraper) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-s.again:
+			s.modelsDue = min(s.modelsDue, s.modelsGot.Add(modelsAtLeast))
+			timer.Reset(max(0, min(s.pageDue, s.modelsDue).Sub(s.opts.Now())))
+			continue
 		case <-timer.C:
 		}
 		timer.Reset(s.step(ctx))
@@ -102,6 +109,9 @@ func (s *scraper) jitter(d time.Duration, share float64) time.Duration {
 	s.jitters = pool.Rendezvous(s.endpoint.IDHash, s.jitters+1)
 	return d - time.Duration(share*float64(d)*float64(s.jitters>>11)/(1<<53))
 }
+
+// modelsAtLeast is how far apart two readings of the list of models are, however often it is asked for.
+const modelsAtLeast = 100 * time.Millisecond
 
 // jitterShare is how much shorter than its length an interval may be.
 const jitterShare = 0.2
@@ -117,6 +127,7 @@ func (s *scraper) step(ctx context.Context) time.Duration {
 		s.pageDue = s.opts.Now().Add(s.jitter(wait, jitterShare))
 	}
 	if now := s.opts.Now(); now >= s.modelsDue && ctx.Err() == nil {
+		s.modelsGot = now
 		wait := s.readModels(ctx)
 		s.modelsDue = s.opts.Now().Add(s.jitter(wait, jitterShare))
 	}

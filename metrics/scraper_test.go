@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -176,4 +177,29 @@ func TestScraperFeedsTheTable(t *testing.T) {
 			t.Errorf("Authorization %q", k)
 		}
 	}
+}
+
+// What an endpoint says that it serves is read again when that turns out wrong, long before it is due, and not for each
+// request that finds out.
+func TestReadModels(t *testing.T) {
+	s := newModelServer(t)
+	s.serve("/metrics", vllmPage)
+	s.serve("/v1/models", modelList)
+	o := quick()
+	o.ModelsInterval, o.SlowModelsInterval = time.Hour, time.Hour
+	r := newRig(t, o, pool.Spec{URL: s.URL, Dialect: Auto})
+	r.row(0, "served", func(row *pool.Row) bool { return row.Served != nil })
+	if n := s.count("/v1/models"); n != 1 {
+		t.Fatalf("the list was read %d times", n)
+	}
+	s.serve("/v1/models", strings.ReplaceAll(modelList, `"m"`, `"other"`))
+	for range 1000 {
+		r.manager.ReadModels(r.endpoints[0])
+	}
+	r.row(0, "read again", func(row *pool.Row) bool { return row.Served.Models[0].ID == "other" })
+	if n := s.count("/v1/models"); n > 3 {
+		t.Errorf("1,000 requests for the list made %d readings", n-1)
+	}
+	r.manager.Stop()
+	r.manager.ReadModels(r.endpoints[0]) // nothing left to do it
 }

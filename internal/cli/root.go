@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -49,24 +50,34 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		err = root.ExecuteContext(context.Background())
 	}
 	if err == nil {
-		err = out.err
+		err = out.failed()
 	}
 	return report(stderr, err)
 }
 
 // A checkedWriter remembers that a write failed, so that commands need not look at each: what was asked for and could
-// not be printed is a failure.
+// not be printed is a failure. It is safe for concurrent use: the demo prints from the goroutines that serve requests.
 type checkedWriter struct {
+	mu  sync.Mutex
 	w   io.Writer
 	err error
 }
 
 func (c *checkedWriter) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	n, err := c.w.Write(p)
 	if c.err == nil {
 		c.err = err
 	}
 	return n, err
+}
+
+// failed returns the first error of writing.
+func (c *checkedWriter) failed() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
 }
 
 // report prints err once and returns its exit code.

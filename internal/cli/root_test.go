@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/spf13/cobra"
@@ -59,6 +60,24 @@ func TestOutputThatFails(t *testing.T) {
 type failingWriter struct{}
 
 func (failingWriter) Write([]byte) (int, error) { return 0, errors.New("no space left") }
+
+// Commands print from several goroutines, as the demo does.
+func TestOutputFromSeveralGoroutines(t *testing.T) {
+	var b strings.Builder
+	w := &checkedWriter{w: &b}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 100 {
+				_, _ = w.Write([]byte("0123456789\n"))
+			}
+		})
+	}
+	wg.Wait()
+	if b.String() != strings.Repeat("0123456789\n", 800) || w.failed() != nil {
+		t.Errorf("lines were mixed: %d bytes, %v", b.Len(), w.failed())
+	}
+}
 
 // Files without an end are refused in bounded memory.
 func TestEndlessInput(t *testing.T) {

@@ -174,6 +174,7 @@ func (g *Gateway) newDataPath(cfg *config.Config, b *parts, sink telemetry.Sink)
 		},
 		Forwarded: cfg.Headers.Forwarded, ReplaceRequestID: cfg.Headers.RequestID == "replace",
 		OnReached:    g.onReached,
+		OnModelGone:  func(e *pool.Endpoint) { g.scrapers.ReadModels(e) },
 		DebugHeaders: cfg.Debug.Headers, DebugHeader: cfg.Debug.RequestHeader,
 	})
 	if err != nil {

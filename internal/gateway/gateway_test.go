@@ -685,3 +685,31 @@ func TestWeightedTotalIsRecorded(t *testing.T) {
 		t.Errorf("cost %g, runner-up %q %g; want totals of up to 3", r.Cost, r.RunnerUp, r.RunnerUpCost)
 	}
 }
+
+// Field failure S3: an adapter shows in the metrics only while it has work. Requests for it, one after the other, all go
+// where the first one loaded it.
+func TestIdleAdapterStaysWhereItIs(t *testing.T) {
+	var sims []*modelsim.Server
+	var urls []string
+	for range 4 {
+		s := sim(t, modelsim.Options{Adapters: []string{"sql", "law"}})
+		sims, urls = append(sims, s), append(urls, s.URL())
+	}
+	var seen collect
+	g := start(t, onePool(urls...), Options{Sink: &seen})
+	for range 20 {
+		if code, body := post(t, "http://"+g.Addr()+"/v1/chat/completions", chat("sql", true, 4)); code != 200 {
+			t.Fatalf("%d %s", code, body)
+		}
+		for _, s := range sims { // until no page shows the adapter, and every one has been read since
+			eventually(t, "idle servers", func() bool { return s.Stats().InFlight == 0 })
+		}
+		time.Sleep(60 * time.Millisecond) // longer than the interval between scrapes
+	}
+	eventually(t, "20 records", func() bool { seen.mu.Lock(); defer seen.mu.Unlock(); return len(seen.recs) == 20 })
+	for i, r := range seen.recs {
+		if r.Endpoint != seen.recs[0].Endpoint {
+			t.Errorf("request %d went to %s, the first one to %s", i, r.Endpoint, seen.recs[0].Endpoint)
+		}
+	}
+}
