@@ -183,6 +183,7 @@ type Scrape struct {
 	Interval time.Duration `yaml:"interval" min:"20ms" max:"10m"`
 	// Adaptive scrapes more often where others send load or KV space is short, and more seldom where our own bookings
 	// explain everything: between a quarter of the interval and four times it, and never longer than half of stale_after.
+	// Within that, no more than 250 pages a second are read, of all endpoints together.
 	Adaptive bool `yaml:"adaptive"`
 	// Timeout is how long one scrape may take.
 	Timeout time.Duration `yaml:"timeout" min:"10ms" max:"1m"`

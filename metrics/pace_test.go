@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -60,6 +61,12 @@ func (p *paced) between(path string, from, to time.Duration) (n int) {
 
 // pace runs a scraper with the default options for as long as script sleeps, in a bubble with its own clock.
 func pace(t *testing.T, name, dialect, page string, script func(p *paced, e *pool.Endpoint, table *pool.Table)) {
+	t.Helper()
+	paceAmong(t, 1, name, dialect, page, script)
+}
+
+// paceAmong is pace for one of so many endpoints.
+func paceAmong(t *testing.T, endpoints int, name, dialect, page string, script func(p *paced, e *pool.Endpoint, table *pool.Table)) {
 	t.Run(name, func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			p := &paced{
@@ -77,7 +84,9 @@ func pace(t *testing.T, name, dialect, page string, script func(p *paced, e *poo
 			}
 			c := newClient(nil, "", o.Timeout, o.MaxPageBytes)
 			c.http.Transport = p
-			s := newScraper(table, es[0], &o, c, nil)
+			var floor atomic.Int64
+			floor.Store(int64(endpoints) * int64(time.Second) / pagesPerSecond)
+			s := newScraper(table, es[0], &o, c, nil, &floor)
 			ctx, cancel := context.WithCancel(t.Context())
 			var wg sync.WaitGroup
 			wg.Go(func() { s.run(ctx) })
@@ -136,6 +145,16 @@ func TestPace(t *testing.T) {
 		time.Sleep(2 * minute)
 		within(t, "pages in a minute", p.between("/metrics", minute, 2*minute), 14, 20)
 		within(t, "lists in a minute", p.between("/v1/models", minute, 2*minute), 12, 16)
+	})
+	// Where there are many endpoints each is read less often, whatever it says, but no interval gets longer than the longest.
+	paceAmong(t, 500, "among 500", "tgi", "tgi_batch_current_size 3\n", func(p *paced, _ *pool.Endpoint, _ *pool.Table) {
+		time.Sleep(2 * minute)
+		within(t, "pages in a minute", p.between("/metrics", minute, 2*minute), 28, 39)
+		within(t, "lists in a minute", p.between("/v1/models", minute, 2*minute), 28, 39)
+	})
+	paceAmong(t, 5000, "among 5,000", "tgi", "tgi_batch_current_size 3\n", func(p *paced, _ *pool.Endpoint, _ *pool.Table) {
+		time.Sleep(2 * minute)
+		within(t, "pages in a minute", p.between("/metrics", minute, 2*minute), 14, 20)
 	})
 	// A server that fails is asked less and less often, but at least each 5 s, and at once at full pace when it's back.
 	pace(t, "down", "tgi", "tgi_batch_current_size 3\n", func(p *paced, _ *pool.Endpoint, table *pool.Table) {
@@ -266,7 +285,7 @@ func TestJitterSpreadsEndpoints(t *testing.T) {
 	}
 	var tenth [10]int
 	for _, e := range es {
-		s := newScraper(table, e, &o, nil, nil)
+		s := newScraper(table, e, &o, nil, nil, new(atomic.Int64))
 		d := s.jitter(time.Second, 1)
 		if d <= 0 || d > time.Second {
 			t.Fatalf("first wait %v", d)

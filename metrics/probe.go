@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"kvgate/pool"
@@ -44,7 +45,7 @@ func ScrapeOnce(ctx context.Context, e *pool.Endpoint, o Options) (Result, error
 	}
 	t := newTransport(o.Pools[e.Pool].TLS)
 	defer t.CloseIdleConnections()
-	s := newScraper(nil, e, &o, newClient(t, o.Pools[e.Pool].APIKey, o.Timeout, o.MaxPageBytes), nil)
+	s := newScraper(nil, e, &o, newClient(t, o.Pools[e.Pool].APIKey, o.Timeout, o.MaxPageBytes), nil, new(atomic.Int64))
 
 	start := time.Now()
 	src, err := s.locator.locate(ctx)

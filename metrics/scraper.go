@@ -42,6 +42,7 @@ type scraper struct {
 	locator  locator
 	cancel   context.CancelFunc
 	again    chan struct{} // asks for the list of models; holds one
+	floor    *atomic.Int64 // nanoseconds that each interval takes at least, for there being so many endpoints
 
 	source    *source               // nil until located
 	state     atomic.Pointer[State] // never nil; written by the scraper's goroutine, read when a scraper replaces it
@@ -67,12 +68,13 @@ type specKey struct{ metricsURL, dialect string }
 
 func keyOf(e *pool.Endpoint) specKey { return specKey{e.Spec().MetricsURL, e.Spec().Dialect} }
 
-func newScraper(t *pool.Table, e *pool.Endpoint, o *Options, c *client, taken func(string) bool) *scraper {
+func newScraper(t *pool.Table, e *pool.Endpoint, o *Options, c *client, taken func(string) bool, floor *atomic.Int64) *scraper {
 	s := &scraper{
 		opts: o, table: t, endpoint: e, spec: keyOf(e), interval: o.Interval,
 		locator: locator{client: c, base: e.URL, metricsURL: e.Spec().MetricsURL, taken: taken},
 		jitters: e.IDHash,
 		again:   make(chan struct{}, 1),
+		floor:   floor,
 	}
 	s.state.Store(new(StateUnknown))
 	switch name := e.Spec().Dialect; name {
@@ -124,17 +126,22 @@ func (s *scraper) step(ctx context.Context) time.Duration {
 	s.lost, s.heard = nil, false
 	if s.opts.Now() >= s.pageDue {
 		wait := s.scrape(ctx)
-		s.pageDue = s.opts.Now().Add(s.jitter(wait, jitterShare))
+		s.pageDue = s.opts.Now().Add(s.jitter(s.affordable(wait), jitterShare))
 	}
 	if now := s.opts.Now(); now >= s.modelsDue && ctx.Err() == nil {
 		s.modelsGot = now
 		wait := s.readModels(ctx)
-		s.modelsDue = s.opts.Now().Add(s.jitter(wait, jitterShare))
+		s.modelsDue = s.opts.Now().Add(s.jitter(s.affordable(wait), jitterShare))
 	}
 	if ctx.Err() == nil {
 		s.reached()
 	}
 	return max(time.Millisecond, min(s.pageDue, s.modelsDue).Sub(s.opts.Now()))
+}
+
+// affordable is wait, or what there is time for with so many endpoints.
+func (s *scraper) affordable(wait time.Duration) time.Duration {
+	return max(wait, min(time.Duration(s.floor.Load()), s.opts.MaxInterval))
 }
 
 // lostAfter is how many steps in a row an endpoint that was there takes no connection until it is down: one can fail for a

@@ -177,6 +177,7 @@ func (r *running) usage() (u usage, err error) {
 	if p == nil {
 		return u, nil
 	}
+	p.settle() // a master may answer before its worker is there
 	if u.cpu, err = p.cpu(); err != nil {
 		return u, err
 	}

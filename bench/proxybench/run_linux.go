@@ -156,6 +156,7 @@ func (b *bench) scenario(ctx context.Context, s *Scenario) error {
 			up = append(up, r)
 		}
 	}
+	failed := make(map[string]bool)
 	for round := range b.o.Rounds {
 		for i := range cs {
 			if err := ctx.Err(); err != nil {
@@ -163,8 +164,16 @@ func (b *bench) scenario(ctx context.Context, s *Scenario) error {
 			}
 			// Whoever comes first in one round comes last in the next.
 			k := (i + round) % len(cs)
+			if failed[cs[k].name] {
+				continue
+			}
 			if err := b.turn(cs[k], up, k, s, round); err != nil {
-				return fmt.Errorf("%s: %w", cs[k].name, err)
+				if cs[k].endpoints > 0 {
+					return fmt.Errorf("%s: %w", cs[k].name, err)
+				}
+				// A peer that can't do it is no reason to know nothing of the others.
+				failed[cs[k].name] = true
+				b.say("%s: %s takes no further part: %v", s.Name, cs[k].name, err)
 			}
 		}
 		b.say("%s: round %d of %d", s.Name, round+1, b.o.Rounds)
@@ -389,7 +398,7 @@ func tlsClient(ctx context.Context, addr string, t *request, number int, done *a
 
 // extras are looks at a candidate that would disturb a measurement.
 func (b *bench) extras(r *running, s *Scenario) error {
-	if r.process == nil || s.Scrape || s.TLS || s.Memory {
+	if r.process == nil || s.TLS || s.Memory {
 		return nil
 	}
 	e := b.engine

@@ -123,7 +123,8 @@ func metricsPage(size int) string {
 	line := func(name, kind, labels, value string) {
 		fmt.Fprintf(&b, "# HELP vllm:%[1]s Of the engine.\n# TYPE vllm:%[1]s %[2]s\nvllm:%[1]s{engine=\"0\",model_name=\"%[3]s\"%[4]s} %[5]s\n", name, kind, modelName, labels, value)
 	}
-	line("num_requests_running", "gauge", "", "3.0")
+	// A static page: any load on it would be that of others, for which kvgate reads pages more often.
+	line("num_requests_running", "gauge", "", "0.0")
 	line("num_requests_waiting", "gauge", "", "0.0")
 	line("kv_cache_usage_perc", "gauge", "", "0.1")
 	line("prefix_cache_queries_total", "counter", "", "1000000.0")
