@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"kvgate/internal/caller"
 	"kvgate/openai"
 	"kvgate/pool"
 	"kvgate/scoring"
@@ -210,6 +211,7 @@ func (x *exchange) reset() {
 	x.releaseRequest()
 	x.releaseScan()
 	x.ctx, x.client, x.target, x.path, x.raw, x.requestID = nil, nil, nil, nil, nil, nil
+	x.caller, x.tenant, x.class = nil, "", caller.Normal
 	x.route = openai.Route{}
 	x.name, x.routes, x.pool, x.pinned, x.snapshot, x.held, x.part, x.inStream = nil, nil, nil, nil, nil, nil, nil, nil
 	x.query = scoring.Request{}
@@ -250,6 +252,9 @@ func (x *exchange) answerFailure(f *failure) {
 	w.b = append(w.b, "Content-Type: application/json\r\n"...)
 	if f.allow != "" {
 		w.b = append(append(append(w.b, "Allow: "...), f.allow...), "\r\n"...)
+	}
+	if f.outcome == Unauthorized {
+		w.b = append(w.b, "WWW-Authenticate: Bearer\r\n"...) // RFC 9110 11.6.1 demands one
 	}
 	if f.retryAfterSeconds > 0 {
 		w.b = append(strconv.AppendInt(append(w.b, "Retry-After: "...), int64(f.retryAfterSeconds), 10), "\r\n"...)

@@ -26,6 +26,7 @@ import (
 	"github.com/valyala/fasthttp"
 	"go.uber.org/zap"
 
+	"kvgate/internal/caller"
 	"kvgate/openai"
 	"kvgate/pool"
 	"kvgate/scoring"
@@ -59,7 +60,7 @@ type PoolOptions struct {
 	TLS      *tls.Config // to endpoints whose URL is https; nil there: the system's CAs
 	// APIKey is sent to the endpoints as a bearer token in place of the client's Authorization.
 	APIKey string
-	// DropAuthorization keeps a client's Authorization from endpoints: it was for the gateway.
+	// DropAuthorization keeps a client's Authorization from endpoints, as Routes.Auth does: it was for the gateway.
 	DropAuthorization bool
 	// Rewrites are what a name in `model` is called at the endpoints, by the name clients use.
 	Rewrites map[string]string
@@ -68,6 +69,9 @@ type PoolOptions struct {
 // Routes are everything of the configuration that requests are handled by. They are immutable: a reload makes new ones,
 // and requests that are running keep the ones they began with.
 type Routes struct {
+	// Auth, if set, knows who may come in; without it everybody may. It is set before the Routes are used.
+	Auth Authorizer
+
 	pools   map[string]*PoolOptions
 	aliases map[string]string // of all pools
 }
@@ -277,6 +281,9 @@ type exchange struct {
 
 	ctx         *fasthttp.RequestCtx
 	client      *clientConn
+	caller      *caller.Caller // who the request is from; nil with authentication off
+	tenant      string         // its tenant, "" without one
+	class       caller.Class   // its priority class
 	route       openai.Route
 	target      []byte // request target as it was sent
 	path        []byte // of it, up to the query
@@ -465,6 +472,10 @@ func (x *exchange) read() *failure {
 		x.unreadBody()
 		return &failure{outcome: ShuttingDown, message: "the gateway is shutting down; try again", retryAfterSeconds: 1, closing: true}
 	}
+	if f := x.authenticate(); f != nil {
+		x.unreadBody()
+		return f
+	}
 	if f := x.checkContent(); f != nil {
 		x.unreadBody()
 		return f
@@ -640,7 +651,7 @@ func (x *exchange) fillRequestHead(h *requestHead, ep *endpoint) {
 		raw:         x.raw,
 		host:        ep.Address,
 		apiKey:      x.pool.APIKey,
-		dropAuth:    x.pool.DropAuthorization,
+		dropAuth:    x.pool.DropAuthorization || x.caller != nil,
 		requestID:   x.requestID,
 		forwarded:   x.h.forwarded,
 		clientIP:    x.ipBuf[:x.ipLen],

@@ -19,6 +19,7 @@ const (
 	fTransferEncoding
 	fExpect
 	fAuthorization
+	fAPIKey // x-api-key, api-key
 	fContentType
 	fContentEncoding
 	fRetryAfter
@@ -48,6 +49,10 @@ func fieldNamed(name []byte) field {
 		}
 	case 7:
 		switch lower(name[0]) {
+		case 'a':
+			if equalFold(name, "api-key") {
+				return fAPIKey
+			}
 		case 't':
 			if equalFold(name, "trailer") {
 				return fHopByHop
@@ -68,8 +73,11 @@ func fieldNamed(name []byte) field {
 				return fForwarded
 			}
 		case 'x':
-			if equalFold(name, "x-real-ip") {
+			switch {
+			case equalFold(name, "x-real-ip"):
 				return fForwarded
+			case equalFold(name, "x-api-key"):
+				return fAPIKey
 			}
 		}
 	case 10:
@@ -190,7 +198,7 @@ type requestHead struct {
 	raw            []byte // the client's field lines, ending in an empty line or not
 	host           string // the endpoint's
 	apiKey         string // replaces the client's Authorization; "" keeps it
-	dropAuth       bool   // the client's Authorization goes no further
+	dropAuth       bool   // the client's Authorization and API keys go no further
 	requestID      []byte
 	forwarded      forwardedMode
 	clientIP       []byte
@@ -225,6 +233,8 @@ func appendRequestHead(dst []byte, h *requestHead) []byte {
 		case fOther, fContentType, fContentEncoding, fRetryAfter, fLocation:
 		case fAuthorization:
 			keep = !h.dropAuth && h.apiKey == ""
+		case fAPIKey:
+			keep = !h.dropAuth
 		case fForwardedFor:
 			if keep = false; h.forwarded == forwardedAppend {
 				if forwardedFor != nil {

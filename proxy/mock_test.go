@@ -240,6 +240,7 @@ type gate struct {
 	addr   string
 	mocks  []*mock
 	o      PoolOptions
+	routes []func(*Routes) // what else they hold
 	served chan error
 	sink   *recordSink
 	start  time.Time
@@ -321,6 +322,9 @@ func newGate(t testing.TB, mocks []*mock, opts ...gateOption) *gate {
 	routes, err := NewRoutes([]PoolOptions{g.o})
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, f := range g.routes {
+		f(routes)
 	}
 	o.Table, o.Routes = g.table, routes
 	if g.h, err = New(o); err != nil {

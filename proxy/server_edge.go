@@ -113,6 +113,9 @@ func writeRejection(ctx *fasthttp.RequestCtx, rej *rejection) {
 func writeError(ctx *fasthttp.RequestCtx, status int, code, message string) {
 	kind := "invalid_request_error"
 	switch {
+	case status == 401:
+		kind = "authentication_error"
+		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
 	case status == 429:
 		kind = "rate_limit_error"
 		ctx.Response.Header.Set("Retry-After", "1")

@@ -53,6 +53,7 @@ var (
 	errExpect         = badRequest("unknown expectation")
 	errUnderscore     = badRequest("header name that only differs in an underscore from one with a meaning")
 	errRepeated       = badRequest("header field that must be alone is repeated")
+	errAuthTwice      = &rejection{code: "unauthorized", status: 401, reason: msgUnauthorized}
 	errNominated      = badRequest("Connection names a field that is not hop-by-hop")
 	errBodyTooLarge   = &rejection{code: "too_large", status: 413, reason: "the request body is too large"}
 	errHeadTimeout    = &rejection{code: "request_timeout", status: 408, reason: "the request head took too long"}
@@ -209,6 +210,8 @@ func checkHead(b []byte, lim *headLimits, hi *headInfo) (n int, rej *rejection) 
 			case fieldTransferEncoding:
 				return 0, errCodingTwice
 			case fieldConnection:
+			case fieldAuthorization:
+				return 0, errAuthTwice
 			default:
 				return 0, errRepeated
 			}

@@ -20,8 +20,13 @@ var allowed = map[string]string{
 	"discovery":         "pool config",
 	"metrics":           "pool config",
 	"telemetry":         "pool internal/version",
-	"proxy":             "pool openai scoring telemetry config",
+	"proxy":             "pool openai scoring telemetry config internal/caller internal/names",
 	"internal/version":  "",
+	"internal/caller":   "pool",
+	"internal/names":    "pool internal/caller",
+	"internal/auth":     "config internal/caller",
+	"internal/quota":    "internal/caller",
+	"internal/usage":    "telemetry",
 	"internal/shared":   "",
 	"internal/lint":     "",
 	"internal/modelsim": "openai",
@@ -44,7 +49,7 @@ var only = map[string][]string{
 
 // pure packages decide without the world: no network, files or logs, and no clock. That lets the same code run in the
 // proxy, in a simulation in virtual time and on a saved snapshot.
-var pure = []string{"pool", "scoring", "openai"}
+var pure = []string{"pool", "scoring", "openai", "internal/caller", "internal/names"}
 
 var worldly = []string{"net", "net/http", "os", "os/exec", "log", "log/slog", "syscall", "github.com/valyala/fasthttp", "go.uber.org/zap"}
 
