@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"kvgate/internal/caller"
+	"kvgate/internal/names"
 	"kvgate/openai"
 	"kvgate/pool"
 	"kvgate/scoring"
@@ -152,8 +153,8 @@ func (x *exchange) attempted(ep *endpoint, f *failure) {
 	if x.attempt < len(x.attempts) {
 		x.attempts[x.attempt] = telemetry.Attempt{Endpoint: ep.ID, Outcome: out.String(), Seconds: time.Since(x.attemptAt).Seconds()}
 	}
-	if x.attempt < len(x.query.Tried) {
-		x.query.Tried[x.attempt] = ep.Endpoint
+	if n := x.attempt - x.attemptsBefore; n < len(x.query.Tried) {
+		x.query.Tried[n] = ep.Endpoint
 	}
 	x.attempt++
 	if x.timer != nil {
@@ -218,7 +219,9 @@ func (x *exchange) reset() {
 	x.decision = scoring.Decision{}
 	x.resp = response{}
 	x.bodyLen, x.ipLen, x.addrLen = 0, 0, 0
-	x.attempt, x.status, x.bytesOut, x.deciding = 0, 0, 0, 0
+	x.attempt, x.attemptsBefore, x.status, x.bytesOut, x.deciding = 0, 0, 0, 0, 0
+	x.named = names.Route{Rule: -1}
+	x.addUsage = false
 	x.wantsStream, x.retryTaken, x.scanning, x.chunkedOut, x.committed, x.debug = false, false, false, false, false, false
 	x.firstToken, x.sentAt = time.Time{}, time.Time{}
 	x.rec = telemetry.Record{}
@@ -293,6 +296,9 @@ func (x *exchange) endHead(b []byte, out Outcome) []byte {
 		b = append(b, "Connection: close\r\n"...)
 	case x.http10:
 		b = append(b, "Connection: keep-alive\r\n"...)
+	}
+	if t := x.query.Target; x.named.How == names.FellBack && t != nil && formSafe(t.Name) {
+		b = append(append(append(b, "X-Kvgate-Fallback: "...), t.Name...), "\r\n"...)
 	}
 	if x.debug {
 		b = x.appendDebugHeaders(b, out)
@@ -375,7 +381,8 @@ func (x *exchange) releaseRequest() {
 	}
 	x.peek.Reset()
 	peekPool.Put(x.peek)
-	x.peek, x.name, x.spliced = nil, nil, nil
+	x.peek, x.name = nil, nil
+	x.releaseSpliced()
 	x.body.release()
 }
 
@@ -388,6 +395,10 @@ func (x *exchange) releaseScan() {
 	if x.json != nil {
 		jsonPool.Put(x.json)
 		x.json = nil
+	}
+	if x.rewriter != nil {
+		rewriterPool.Put(x.rewriter)
+		x.rewriter = nil
 	}
 }
 
@@ -448,7 +459,7 @@ func (x *exchange) endScan() {
 		id = x.json.ID()
 	}
 	if x.route.API == openai.Responses && x.resp.status < 300 && len(id) > 0 {
-		x.h.stored.add(id, x.decision.Endpoint)
+		x.h.stored.add(id, storedResponse{x.decision.Endpoint, x.tenant, x.query.Target})
 	}
 }
 

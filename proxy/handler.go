@@ -27,6 +27,7 @@ import (
 	"go.uber.org/zap"
 
 	"kvgate/internal/caller"
+	"kvgate/internal/names"
 	"kvgate/openai"
 	"kvgate/pool"
 	"kvgate/scoring"
@@ -62,8 +63,6 @@ type PoolOptions struct {
 	APIKey string
 	// DropAuthorization keeps a client's Authorization from endpoints, as Routes.Auth does: it was for the gateway.
 	DropAuthorization bool
-	// Rewrites are what a name in `model` is called at the endpoints, by the name clients use.
-	Rewrites map[string]string
 }
 
 // Routes are everything of the configuration that requests are handled by. They are immutable: a reload makes new ones,
@@ -71,38 +70,59 @@ type PoolOptions struct {
 type Routes struct {
 	// Auth, if set, knows who may come in; without it everybody may. It is set before the Routes are used.
 	Auth Authorizer
+	// Names resolves what clients ask for; nil looks it up among what is served.
+	Names *names.Resolver
+	// ModelHeaders has endpoints told the model in X-Gateway-Model-Name and X-Gateway-Base-Model-Name.
+	ModelHeaders bool
+	// NeedUsage has endpoints tell the usage of every stream, whether the client asked for it or not. It doesn't see more.
+	NeedUsage bool
 
 	pools   map[string]*PoolOptions
-	aliases map[string]string // of all pools
+	special map[special]*PoolOptions
+}
+
+// A special is the requests of one pool that a rule has its own options for.
+type special struct {
+	rule int32
+	pool string
 }
 
 // NewRoutes checks pools and fills in defaults.
 func NewRoutes(pools []PoolOptions) (*Routes, error) {
-	r := &Routes{pools: make(map[string]*PoolOptions, len(pools)), aliases: map[string]string{}}
+	r := &Routes{pools: make(map[string]*PoolOptions, len(pools)), special: map[special]*PoolOptions{}}
 	for _, p := range pools {
-		if p.Policy == nil {
-			return nil, fmt.Errorf("pool %s: no policy", p.Name)
+		if err := p.prepare(); err != nil {
+			return nil, err
 		}
 		if r.pools[p.Name] != nil {
 			return nil, fmt.Errorf("pool %s is there twice", p.Name)
 		}
-		def(&p.Timeouts.Connect, 2*time.Second)
-		def(&p.Timeouts.EndpointIdle, 4*time.Second)
-		def(&p.Retry.MaxAttempts, 2)
-		p.Retry.MaxAttempts = min(p.Retry.MaxAttempts, scoring.MaxTried+1)
-		p.Health = p.Health.withDefaults()
-		for from, to := range p.Rewrites {
-			if to == "" || from == to {
-				return nil, fmt.Errorf("pool %s: model %q is rewritten to %q", p.Name, from, to)
-			}
-			if _, twice := r.aliases[from]; twice {
-				return nil, fmt.Errorf("pool %s: model %q is rewritten twice", p.Name, from)
-			}
-			r.aliases[from] = to
-		}
 		r.pools[p.Name] = &p
 	}
 	return r, nil
+}
+
+// prepare checks p and fills in defaults.
+func (p *PoolOptions) prepare() error {
+	if p.Policy == nil {
+		return fmt.Errorf("pool %s: no policy", p.Name)
+	}
+	def(&p.Timeouts.Connect, 2*time.Second)
+	def(&p.Timeouts.EndpointIdle, 4*time.Second)
+	def(&p.Retry.MaxAttempts, 2)
+	p.Retry.MaxAttempts = min(p.Retry.MaxAttempts, scoring.MaxTried+1)
+	p.Health = p.Health.withDefaults()
+	return nil
+}
+
+// SetSpecial has requests that a rule of Names decides on, by its number, handled as p says in p's pool. It is for the time
+// before r is used.
+func (r *Routes) SetSpecial(rule int, p PoolOptions) error {
+	if err := p.prepare(); err != nil {
+		return err
+	}
+	r.special[special{int32(rule), p.Name}] = &p
+	return nil
 }
 
 // Limits bound what the handler holds. Zero fields mean their defaults.
@@ -300,7 +320,11 @@ type exchange struct {
 
 	body        requestBody
 	bodyLen     int
-	spliced     []byte          // the body with another model in it; nil: body as it is
+	spliced     []byte          // the body with something else in it; nil: body as it is
+	splicedBuf  *bodyBuffer     // its memory
+	splicedHeld int64           // bytes of the budget for it
+	addUsage    bool            // endpoints are asked for usage, though the client didn't
+	named       names.Route     // what the model's name stands for
 	peek        *openai.Request // nil once an answer is under way
 	name        []byte          // the model's name at the endpoints
 	model       []byte          // as the client wrote it; memory of the exchange
@@ -314,18 +338,20 @@ type exchange struct {
 	snapshot    *pool.Snapshot
 	booking     pool.Booking
 
-	attempt    int
-	attempts   [scoring.MaxTried + 1]telemetry.Attempt
-	attemptAt  time.Time
-	retryTaken bool // a place in the retry budget is held
-	deadline   time.Time
-	sentAt     time.Time // when the request had been written
-	conn       *endpointConn
-	resp       response
-	held       *heldAnswer // of an earlier attempt, to fall back on
-	part       []byte      // the beginning of an answer that was not held after all; nil: there is no such
-	partBody   bodyReader  // what reads on behind it
+	attempt        int
+	attemptsBefore int // of them, on models that the request has fallen back from
+	attempts       [scoring.MaxTried + 1]telemetry.Attempt
+	attemptAt      time.Time
+	retryTaken     bool // a place in the retry budget is held
+	deadline       time.Time
+	sentAt         time.Time // when the request had been written
+	conn           *endpointConn
+	resp           response
+	held           *heldAnswer // of an earlier attempt, to fall back on
+	part           []byte      // the beginning of an answer that was not held after all; nil: there is no such
+	partBody       bodyReader  // what reads on behind it
 
+	rewriter   *openai.Rewriter // nil: the answer goes as it comes
 	stream     *openai.Stream   // nil until there is a stream to read
 	json       *openai.JSONScan // likewise
 	scanning   bool             // one of them reads along
@@ -350,7 +376,7 @@ type exchange struct {
 }
 
 func newExchange(h *Handler) *exchange {
-	return &exchange{h: h, shard: h.nextSlot.Add(1) % activeShards}
+	return &exchange{h: h, shard: h.nextSlot.Add(1) % activeShards, named: names.Route{Rule: -1}}
 }
 
 // Serve handles one request. It is a fasthttp.RequestHandler.
@@ -376,10 +402,30 @@ func (x *exchange) handle() *failure {
 	case openai.KindModelList, openai.KindModel:
 		return x.answerModels()
 	}
-	if f := x.resolve(); f != nil {
+	if x.route.Kind == openai.KindStored {
+		if f := x.resolveStored(); f != nil {
+			return f
+		}
+		return x.serve()
+	}
+	x.resolveName()
+	for {
+		f := x.useTarget()
+		if f == nil {
+			f = x.serve()
+		}
+		if f == nil || !x.fallBack(f) {
+			return f
+		}
+	}
+}
+
+// serve has the request served by the pool that it was resolved to.
+func (x *exchange) serve() *failure {
+	if f := x.admit(); f != nil {
 		return f
 	}
-	if f := x.admit(); f != nil {
+	if f := x.splice(); f != nil {
 		return f
 	}
 	var f *failure
@@ -521,37 +567,13 @@ func (x *exchange) checkContent() *failure {
 	return nil
 }
 
-// resolve finds what the model's name stands for.
-func (x *exchange) resolve() *failure {
-	if x.route.Kind == openai.KindStored {
-		return x.resolveStored()
-	}
-	x.name = x.peek.Model
-	x.model = append(x.model[:0], x.peek.Model...)
-	if to, ok := x.routes.aliases[string(x.name)]; ok {
-		x.name = []byte(to)
-		if f := x.splice(); f != nil {
-			return f
-		}
-	}
-	x.snapshot = x.h.table.Load()
-	target := x.snapshot.Target(x.name)
-	if target == nil && len(x.name) == 0 {
-		target = x.onlyBaseModel() // an API that doesn't need a model, and there is only one
-	}
-	if target == nil {
-		return x.unknownModel()
-	}
-	if f := x.usePool(x.snapshot.Pools[target.Pool].Name); f != nil {
-		return f
-	}
-	x.pin()
-	x.prefix = FillQuery(&x.query, &x.peek.Facts, x.body.bytes(), target, x.pool.Policy, x.prefix[:0])
-	return nil
-}
-
 func (x *exchange) usePool(name string) *failure {
 	x.pool = x.routes.pools[name]
+	if x.named.Rule >= 0 {
+		if p := x.routes.special[special{x.named.Rule, name}]; p != nil {
+			x.pool = p
+		}
+	}
 	if x.pool == nil { // the table and the routes are changed one after the other
 		return &failure{outcome: NoEndpoints, message: "the model is being set up; try again", retryAfterSeconds: 1}
 	}
@@ -638,12 +660,6 @@ func (x *exchange) forwardBody() []byte {
 	return x.body.bytes()
 }
 
-// splice puts the model's name at the endpoints into the body.
-func (x *exchange) splice() *failure {
-	x.spliced = openai.SpliceModel(nil, x.body.bytes(), &x.peek.Facts, string(x.name))
-	return nil
-}
-
 func (x *exchange) fillRequestHead(h *requestHead, ep *endpoint) {
 	*h = requestHead{
 		method:      x.ctx.Request.Header.Method(),
@@ -660,6 +676,10 @@ func (x *exchange) fillRequestHead(h *requestHead, ep *endpoint) {
 		debugHeader: x.h.opts.DebugHeader,
 		length:      len(x.forwardBody()),
 		hasBody:     x.ctx.IsPost() || x.ctx.IsPut() || x.ctx.IsPatch(),
+		plain:       x.rewrites(),
+	}
+	if x.routes.ModelHeaders {
+		h.told = x.query.Target
 	}
 }
 

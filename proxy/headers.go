@@ -5,6 +5,8 @@ import (
 	"errors"
 	"math/rand/v2"
 	"strconv"
+
+	"kvgate/pool"
 )
 
 // A field is a header field that the gateway knows by name.
@@ -207,6 +209,8 @@ type requestHead struct {
 	debugHeader    string // not sent on; "" if there is none
 	length         int    // of the body
 	hasBody        bool
+	plain          bool         // the answer has to be readable: no compression is asked for
+	told           *pool.Target // for X-Gateway-Model-Name and X-Gateway-Base-Model-Name; nil: not sent
 }
 
 // appendRequestHead appends the head that the endpoint gets: the client's fields with their order and bytes, without
@@ -254,6 +258,9 @@ func appendRequestHead(dst []byte, h *requestHead) []byte {
 		if keep && connection != nil && nominates(connection, name) {
 			keep = false
 		}
+		if keep && h.plain && len(name) == len("accept-encoding") && equalFold(name, "accept-encoding") {
+			keep = false
+		}
 		if keep && h.debugHeader != "" && len(name) == len(h.debugHeader) && bytes.EqualFold(name, []byte(h.debugHeader)) {
 			keep = false
 		}
@@ -275,6 +282,14 @@ func appendRequestHead(dst []byte, h *requestHead) []byte {
 		dst = append(dst, "Authorization: Bearer "...)
 		dst = append(dst, h.apiKey...)
 		dst = append(dst, "\r\n"...)
+	}
+	if t := h.told; t != nil {
+		if formSafe(t.Name) {
+			dst = append(append(append(dst, "X-Gateway-Model-Name: "...), t.Name...), "\r\n"...)
+		}
+		if formSafe(t.Base) {
+			dst = append(append(append(dst, "X-Gateway-Base-Model-Name: "...), t.Base...), "\r\n"...)
+		}
 	}
 	dst = append(dst, "X-Request-Id: "...)
 	dst = append(dst, h.requestID...)

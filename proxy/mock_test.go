@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
 
+	"kvgate/internal/names"
 	"kvgate/pool"
 	"kvgate/scoring"
 	"kvgate/telemetry"
@@ -241,6 +242,7 @@ type gate struct {
 	mocks  []*mock
 	o      PoolOptions
 	routes []func(*Routes) // what else they hold
+	others []*PoolOptions  // pools besides p
 	served chan error
 	sink   *recordSink
 	start  time.Time
@@ -297,6 +299,17 @@ func withOptions(f func(*Options, *ServerOptions)) gateOption {
 	return func(_ *gate, o *Options, s *ServerOptions) { f(o, s) }
 }
 
+func withNames(o names.Options) gateOption {
+	return func(g *gate, _ *Options, _ *ServerOptions) {
+		g.t.Helper()
+		r, err := names.New(o)
+		if err != nil {
+			g.t.Fatal(err)
+		}
+		g.routes = append(g.routes, func(routes *Routes) { routes.Names = r })
+	}
+}
+
 func newGate(t testing.TB, mocks []*mock, opts ...gateOption) *gate {
 	t.Helper()
 	g := &gate{t: t, mocks: mocks, sink: &recordSink{}, served: make(chan error, 1), start: time.Now()}
@@ -319,7 +332,12 @@ func newGate(t testing.TB, mocks []*mock, opts ...gateOption) *gate {
 	}
 	g.table = pool.NewTable([]pool.PoolSpec{{Name: "p", Models: []string{"m"}}}, pool.Options{})
 	g.announce()
-	routes, err := NewRoutes([]PoolOptions{g.o})
+	all := []PoolOptions{g.o}
+	for _, o := range g.others {
+		o.Policy = g.o.Policy
+		all = append(all, *o)
+	}
+	routes, err := NewRoutes(all)
 	if err != nil {
 		t.Fatal(err)
 	}

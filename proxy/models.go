@@ -2,10 +2,12 @@ package proxy
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 
+	"kvgate/internal/names"
 	"kvgate/openai"
 	"kvgate/pool"
 )
@@ -20,19 +22,34 @@ func (x *exchange) answerModels() *failure {
 		if !ok {
 			return &failure{outcome: BadRequest, message: "the model's name is not properly percent-encoded"}
 		}
-		t := x.snapshot.Target(id)
-		if t == nil {
-			x.name = id
+		switch t := x.snapshot.Target(id); {
+		case t != nil && x.caller.May(t):
+			body = appendCard(nil, x.snapshot, t)
+		case t == nil && x.listed(string(id)):
+			body = appendOwnCard(nil, string(id), nil)
+		default: // what may not be used is not there
+			x.model = append(x.model[:0], id...)
 			return x.unknownModel()
 		}
-		body = appendCard(nil, x.snapshot, t)
 	} else {
 		body = append(body, `{"object":"list","data":[`...)
-		for i, t := range modelTargets(x.snapshot) {
-			if i > 0 {
+		n := len(body)
+		sep := func() {
+			if len(body) > n {
 				body = append(body, ',')
 			}
-			body = appendCard(body, x.snapshot, t)
+		}
+		for _, t := range modelTargets(x.snapshot) {
+			if x.caller.May(t) {
+				sep()
+				body = appendCard(body, x.snapshot, t)
+			}
+		}
+		for _, name := range x.routes.Names.Listed() {
+			if x.snapshot.TargetString(name) == nil && x.listed(name) {
+				sep()
+				body = appendOwnCard(body, name, nil)
+			}
 		}
 		body = append(body, "]}"...)
 	}
@@ -42,6 +59,16 @@ func (x *exchange) answerModels() *failure {
 	w.b = append(w.b, "Content-Type: application/json\r\n"...)
 	x.sendWhole(w, body, OK)
 	return nil
+}
+
+// listed reports whether name is one of a rule or an alias that leads the caller somewhere.
+func (x *exchange) listed(name string) bool {
+	if !slices.Contains(x.routes.Names.Listed(), name) {
+		return false
+	}
+	q := names.Request{Name: []byte(name), Path: x.path, Fields: x, Caller: x.caller}
+	r := x.routes.Names.Resolve(x.snapshot, &q)
+	return r.Target != nil || r.HasFallback() && x.routes.Names.FallBack(&r, x.snapshot, &q)
 }
 
 // modelTargets returns every name, base models before adapters.
@@ -76,9 +103,18 @@ func appendCard(b []byte, s *pool.Snapshot, t *pool.Target) []byte {
 			}
 		}
 	}
+	return appendOwnCard(b, t.Name, t)
+}
+
+// appendOwnCard appends a card for a name that no server has written one for. t is what it is called after; nil if that may
+// differ from request to request.
+func appendOwnCard(b []byte, name string, t *pool.Target) []byte {
 	b = append(b, `{"id":`...)
-	b = appendJSONString(b, t.Name)
+	b = appendJSONString(b, name)
 	b = append(b, `,"object":"model","created":0,"owned_by":"kvgate"`...)
+	if t == nil {
+		return append(b, '}')
+	}
 	if t.Adapter {
 		b = append(b, `,"parent":`...)
 		b = appendJSONString(b, t.Base)
@@ -114,23 +150,29 @@ const (
 	maxComparedBytes = 128
 )
 
-// unknownModel says that no endpoint is known to serve x.name, and what was perhaps meant.
+// unknownModel says that no endpoint is known to serve what x.model stands for, and what was perhaps meant.
 func (x *exchange) unknownModel() *failure {
 	for i := range x.snapshot.Pools {
 		if x.snapshot.Pools[i].Unknown {
 			return &failure{outcome: NoEndpoints, message: "no endpoint has told its models yet; try again", retryAfterSeconds: 1}
 		}
 	}
-	name := string(x.name)
+	name := string(x.model)
 	if name == "" {
 		return &failure{outcome: BadRequest, param: "model", message: "model is missing; GET /v1/models lists what is served"}
 	}
 	if baseUnknown(x.snapshot) { // after a start, or where a pool has other endpoints all at once
 		return &failure{outcome: NoEndpoints, message: "not every model server has said yet what it serves; try again", retryAfterSeconds: 1}
 	}
+	if x.named.Wanted != "" {
+		return &failure{
+			outcome: NoEndpoints, param: "model", retryAfterSeconds: 1, message: "no model server serves the model " + strconv.Quote(cut(name, 200)) + " now; try again later",
+			err: fmt.Errorf("nobody serves %q, which %q stands for", x.named.Wanted, cut(name, 200)),
+		}
+	}
 	var msg strings.Builder
 	msg.WriteString("the model " + strconv.Quote(cut(name, 200)) + " does not exist; ")
-	matches := closeMatches(x.snapshot, name)
+	matches := x.closeMatches(name)
 	if len(matches) == 0 {
 		msg.WriteString("GET /v1/models lists what is served")
 	} else {
@@ -163,8 +205,8 @@ func cut(s string, n int) string {
 	return s
 }
 
-// closeMatches returns the served names that are spelled most like name.
-func closeMatches(s *pool.Snapshot, name string) []string {
+// closeMatches returns the names that the caller may see and that are spelled most like name.
+func (x *exchange) closeMatches(name string) []string {
 	if len(name) > maxComparedBytes {
 		return nil
 	}
@@ -174,15 +216,22 @@ func closeMatches(s *pool.Snapshot, name string) []string {
 	}
 	var found []match
 	n := 0
-	for t := range s.Targets() {
-		if n++; n > maxCompared {
+	compare := func(with string) bool {
+		if n++; len(with) <= maxComparedBytes {
+			if d := editDistance(name, with); d <= max(2, len(name)/3) {
+				found = append(found, match{with, d})
+			}
+		}
+		return n < maxCompared
+	}
+	for t := range x.snapshot.Targets() {
+		if x.caller.May(t) && !compare(t.Name) {
 			break
 		}
-		if len(t.Name) > maxComparedBytes {
-			continue
-		}
-		if d := editDistance(name, t.Name); d <= max(2, len(name)/3) {
-			found = append(found, match{t.Name, d})
+	}
+	for _, listed := range x.routes.Names.Listed() {
+		if x.snapshot.TargetString(listed) == nil && x.listed(listed) && !compare(listed) {
+			break
 		}
 	}
 	slices.SortFunc(found, func(a, b match) int {

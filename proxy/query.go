@@ -23,14 +23,7 @@ func FillQuery(q *scoring.Request, f *openai.Facts, body []byte, target *pool.Ta
 	if f.HasPriority {
 		q.Priority = int8(min(max(f.Priority, -128), 127))
 	}
-	switch {
-	case len(f.SessionID) > 0:
-		q.Session = pool.HashName(f.SessionID)
-	case len(f.PromptCacheKey) > 0:
-		q.Session = pool.HashName(f.PromptCacheKey)
-	case len(f.User) > 0:
-		q.Session = pool.HashName(f.User)
-	}
+	q.Session = sessionOf(f)
 	if !policy.NeedsPrefix() {
 		return prefix
 	}
@@ -46,4 +39,17 @@ func FillQuery(q *scoring.Request, f *openai.Facts, body []byte, target *pool.Ta
 	}
 	q.Prefix = scoring.HashPrefix(prefix, scoring.PrefixSeed(target, salt), parts[:len(ranges)]...)
 	return q.Prefix
+}
+
+// sessionOf is the hash of what a body says of the session it belongs to; 0 if it says nothing.
+func sessionOf(f *openai.Facts) uint64 {
+	switch {
+	case len(f.SessionID) > 0:
+		return pool.HashName(f.SessionID)
+	case len(f.PromptCacheKey) > 0:
+		return pool.HashName(f.PromptCacheKey)
+	case len(f.User) > 0:
+		return pool.HashName(f.User)
+	}
+	return 0
 }

@@ -199,13 +199,18 @@ const (
 func (x *exchange) relay(ep *endpoint, firstToken time.Time) *failure {
 	c, t := x.conn, &x.pool.Timeouts
 	body := newBodyReader(&x.resp)
-	x.beginAnswer(x.resp.framing, x.resp.length)
 	x.startScan()
+	x.startRewrite()
+	framing := x.resp.framing
+	if x.rewriter != nil && framing == byLength {
+		framing = byClose // of another length, which nobody knows yet
+	}
+	x.beginAnswer(framing, x.resp.length)
 	if part := x.part; part != nil { // Slow path: a long refusal
 		body, x.part = x.partBody, nil
 		if x.bytesOut += int64(len(part)); len(part) > 0 {
 			x.scan(part)
-			if f := x.emit(part, false); f != nil {
+			if f := x.pass(part, false); f != nil {
 				return f
 			}
 		}
@@ -252,7 +257,12 @@ func (x *exchange) relay(ep *endpoint, firstToken time.Time) *failure {
 			}
 			hold = !x.firstEventKnown() && len(x.out.b)+len(data) < heldBytes
 		}
-		if f := x.emit(data, hold); f != nil {
+		if f := x.pass(data, hold); f != nil {
+			return f
+		}
+	}
+	if x.rewriter != nil {
+		if f := x.endRewrite(); f != nil {
 			return f
 		}
 	}
@@ -284,6 +294,29 @@ func (x *exchange) beginAnswer(fr framing, length int64) {
 		b = append(b, "Transfer-Encoding: chunked\r\n"...)
 	}
 	x.out.b = x.endHead(b, x.relayed())
+}
+
+// pass puts payload on its way, changed if it is to be.
+func (x *exchange) pass(data []byte, hold bool) *failure {
+	if x.rewriter == nil { // Fast path
+		return x.emit(data, hold)
+	}
+	buf := getBuffer(len(data) + minBufferBytes)
+	out := x.rewriter.Append(buf.b[:0], data)
+	var f *failure
+	if len(out) > 0 {
+		f = x.emit(out, hold)
+	}
+	buf.release()
+	return f
+}
+
+// endRewrite puts what was held back on its way.
+func (x *exchange) endRewrite() *failure {
+	if rest := x.rewriter.Finish(nil); len(rest) > 0 {
+		return x.emit(rest, false)
+	}
+	return nil
 }
 
 // emit puts payload into the writer, and what has gathered there on its way if it is much and not held back.

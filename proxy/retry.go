@@ -61,7 +61,7 @@ func (x *exchange) weigh(ep *endpoint) (whole bool, f *failure) {
 			x.h.opts.OnModelGone(ep.Endpoint)
 		}
 	}
-	if !x.elsewhere() {
+	if !x.elsewhere() && !x.named.HasFallback() {
 		return true, nil
 	}
 	return true, &failure{outcome: EndpointStatus, status: status, message: info.Message, unexecuted: true}
@@ -138,14 +138,16 @@ func (x *exchange) tried(e *pool.Endpoint) bool {
 }
 
 // attemptsLeft reports whether another attempt is allowed after the one that is running.
-func (x *exchange) attemptsLeft() bool { return x.attempt+1 < x.pool.Retry.MaxAttempts }
+func (x *exchange) attemptsLeft() bool {
+	return x.attempt-x.attemptsBefore+1 < x.pool.Retry.MaxAttempts
+}
 
 // mayRetry reports whether the request, whose last attempt failed with f, may try another endpoint. If so, it has taken
 // its place in the retry budget and holds nothing of the attempt before.
 func (x *exchange) mayRetry(f *failure) bool {
 	r := &x.pool.Retry
 	switch {
-	case x.committed || x.attempt >= r.MaxAttempts || x.pinned != nil:
+	case x.committed || x.attempt-x.attemptsBefore >= r.MaxAttempts || x.pinned != nil:
 		return false
 	case f.outcome == ClientGone || x.lease.cancelled() != notCancelled:
 		return false
@@ -160,12 +162,18 @@ func (x *exchange) mayRetry(f *failure) bool {
 		}
 		x.retryTaken = true
 	}
+	x.endAttempt()
+	return true
+}
+
+// endAttempt gives back what the request holds of an attempt that came to nothing.
+func (x *exchange) endAttempt() {
 	x.booking.End()
 	x.dropWriter()
+	x.releaseScan()
 	x.scanning = false
 	x.firstToken = time.Time{}
 	x.bytesOut = 0
-	return true
 }
 
 // retryBudget is how many retries may run while active requests do.
@@ -189,7 +197,7 @@ func (x *exchange) sendHeld(h *heldAnswer) {
 // holdsFirstEvent reports whether the beginning of the answer is held back until its first event is known to be no error
 // that the request could move on from: a full queue in a 200 (SGLang, TGI).
 func (x *exchange) holdsFirstEvent() bool {
-	return x.scanning && x.resp.events && x.resp.status == 200 && x.elsewhere()
+	return x.scanning && x.resp.events && x.resp.status == 200 && (x.elsewhere() || x.named.HasFallback())
 }
 
 // weighFirstEvent returns a failure if the first event is an error to move on from.

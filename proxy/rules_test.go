@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"kvgate/internal/names"
 	"kvgate/pool"
 	"kvgate/scoring"
 	"kvgate/telemetry"
@@ -41,9 +42,7 @@ func TestRequestHead(t *testing.T) {
 // D2: a rewritten name, longer or shorter, leaves a valid body of exactly the announced length; T9 one id twice.
 func TestRewrite(t *testing.T) {
 	m := newMock(t, chat)
-	g := newGate(t, []*mock{m}, withPool(func(o *PoolOptions) {
-		o.Rewrites = map[string]string{"an-alias-that-is-long": "m", "s": "m"}
-	}))
+	g := newGate(t, []*mock{m}, withNames(names.Options{Aliases: map[string]string{"an-alias-that-is-long": "m", "s": "m"}}))
 	for _, name := range []string{"an-alias-that-is-long", "s"} {
 		body := `{"a":1e2, "model" : "` + name + `","messages":[],"z":"\u00e9"}`
 		a := g.do(body, "X-Request-Id: same")
@@ -140,7 +139,7 @@ func TestStoredResponsesAreBounded(t *testing.T) {
 	s.init()
 	e := &pool.Endpoint{}
 	for i := range 3 * storedShards * storedPerShard {
-		s.add(fmt.Appendf(nil, "resp_%d", i), e)
+		s.add(fmt.Appendf(nil, "resp_%d", i), storedResponse{endpoint: e})
 	}
 	n := 0
 	for i := range s.shards {

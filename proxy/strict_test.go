@@ -303,7 +303,7 @@ func TestCheckHeadReasons(t *testing.T) {
 	f(ok+"|Transfer-Encoding: chunked|Transfer-Encoding: chunked", errCodingTwice)
 	f("GET / HTTP/1.0|Host: h|Transfer-Encoding: chunked", errCodingVersion)
 	f(ok+"|Expect: x", errExpect)
-	f(ok+"|Authorization: a|authorization: b", errRepeated)
+	f(ok+"|Authorization: a|authorization: b", errAuthTwice)
 	f(ok+"|Connection: close, Host", errNominated)
 	f(ok+"|Connection: X,transfer_encoding", errNominated)
 	f(ok+"|Connection: keep-alive|Connection: upgrade", nil)
