@@ -18,6 +18,9 @@ import (
 //go:embed config.go
 var source string
 
+// sources are this file and those of sections that have one of their own.
+var sources = []string{source}
+
 // Config is one configuration file, complete: keys that the file leaves out hold their defaults, and what a pool may
 // override is filled in on the pool. A Config is immutable once [Load] has returned it.
 //
@@ -234,6 +237,9 @@ type Pool struct {
 	Discovery Discovery `yaml:"discovery"`
 	// Policy says how an endpoint is chosen: auto, a simple policy such as round_robin or least_requests, or weights.
 	Policy Policy `yaml:"policy"`
+	// Admission holds requests in the gateway while every endpoint of the pool has enough to do. Without it they go on at
+	// once, and wait in the servers.
+	Admission *Admission `yaml:"admission" example:""`
 	// Timeouts overrides the waits on endpoints for this pool; what it leaves out is as in the timeouts above.
 	Timeouts EndpointTimeouts `yaml:"timeouts"`
 	// TLS is for endpoints whose URLs begin with https.

@@ -39,7 +39,7 @@ func AnnotatedDefault() []byte {
 	second.Policy = Policy{Weights: map[string]float64{"queue": 2, "kv_cache": 2, "prefix": 3, "lora_affinity": 1}}
 	c.Pools = []Pool{first, second}
 
-	p := printer{docs: docsOf(source), root: c}
+	p := printer{docs: docsOf(sources...), root: c}
 	p.docs["Config.Pools"] += " The two below are examples on this machine: put your own servers in their place."
 	lines := []string{
 		"# Every key of kvgate's configuration. Values are the defaults; lines that begin with \"#\" and no space after it",
@@ -258,13 +258,20 @@ func (p *printer) comment(f field) (lines []string) {
 	return append(lines, line)
 }
 
-// docsOf returns the comments on the struct fields of a Go source file, by Type.Field.
-func docsOf(src string) map[string]string {
-	file, err := parser.ParseFile(token.NewFileSet(), "config.go", src, parser.ParseComments|parser.SkipObjectResolution)
-	if err != nil {
-		panic("BUG: " + err.Error())
-	}
+// docsOf returns the comments on the struct fields of Go source files, by Type.Field.
+func docsOf(sources ...string) map[string]string {
 	out := make(map[string]string)
+	for _, src := range sources {
+		file, err := parser.ParseFile(token.NewFileSet(), "", src, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			panic("BUG: " + err.Error())
+		}
+		addDocs(out, file)
+	}
+	return out
+}
+
+func addDocs(out map[string]string, file *ast.File) {
 	ast.Inspect(file, func(n ast.Node) bool {
 		t, ok := n.(*ast.TypeSpec)
 		if !ok {
@@ -279,5 +286,4 @@ func docsOf(src string) map[string]string {
 		}
 		return false
 	})
-	return out
 }

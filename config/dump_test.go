@@ -93,7 +93,7 @@ func TestExampleNamesEveryKey(t *testing.T) {
 			if !found && !f.short { // a short key may be said by a plain value
 				t.Errorf("%s is not in the example", at[0])
 			}
-			if docsOf(source)[f.doc] == "" {
+			if docsOf(sources...)[f.doc] == "" {
 				t.Errorf("%s: the field %s has no comment", at[0], f.doc)
 			}
 			walk(f.typ, at...)

@@ -186,6 +186,7 @@ func (d *decoder) pool(at string, p *Pool, names map[string]int, models, urls ma
 		d.waits(at+".timeouts", p.Timeouts)
 	}
 	d.discovery(at+".discovery", p, urls)
+	d.admission(at+".admission", p)
 
 	custom := p.Dialect == "custom"
 	for _, e := range p.Discovery.Static {

@@ -46,6 +46,7 @@ type Table struct {
 	slabs     [][]counters
 	dirty     bool // an observation waits for Flush
 	published Instant
+	told      []func() // by OnPublish
 }
 
 // entry is the writers' record of an endpoint.
@@ -77,6 +78,14 @@ func NewTable(pools []PoolSpec, opts Options) *Table {
 // Load returns the current snapshot. A decision calls it once and passes the snapshot down, so that it never sees two
 // scrapes of one endpoint.
 func (t *Table) Load() *Snapshot { return t.cur.Load() }
+
+// OnPublish has fn called after every snapshot that is published from now on. It is called with the table locked: it must not
+// block and must not call any method but Load.
+func (t *Table) OnPublish(fn func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.told = append(t.told, fn)
+}
 
 // SetPools replaces the configured pools. Endpoints of pools that are gone leave the table.
 func (t *Table) SetPools(pools []PoolSpec, now Instant) {
@@ -424,6 +433,9 @@ func (t *Table) publish(now Instant, reindex bool) {
 	t.dirty = false
 	t.published = now
 	t.cur.Store(s)
+	for _, fn := range t.told {
+		fn()
+	}
 }
 
 func (t *Table) index(s *Snapshot) {

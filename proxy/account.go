@@ -25,7 +25,8 @@ func (x *exchange) end(f *failure) {
 	if x.timer != nil {
 		x.timer.Stop()
 	}
-	x.booking.End()
+	x.leaveQueue()
+	x.release()
 	if x.client != nil {
 		watchHandle{x.client}.stop()
 	}
@@ -73,6 +74,7 @@ func (x *exchange) record(f *failure) {
 		Status:          x.status,
 		Attempts:        x.attempts[:min(x.attempt, len(x.attempts))],
 		Stream:          x.wantsStream,
+		QueueSeconds:    x.wait.took.Seconds(),
 		DecisionSeconds: x.deciding.Seconds(),
 		DurationSeconds: now.Sub(x.began).Seconds(),
 		BytesIn:         int64(x.bodyLen),
@@ -222,6 +224,10 @@ func (x *exchange) reset() {
 	x.attempt, x.attemptsBefore, x.status, x.bytesOut, x.deciding = 0, 0, 0, 0, 0
 	x.named = names.Route{Rule: -1}
 	x.addUsage = false
+	x.watching = false
+	if x.wait.queued {
+		x.wait = waiting{woken: x.wait.woken, wake: x.wait.wake}
+	}
 	x.wantsStream, x.retryTaken, x.scanning, x.chunkedOut, x.committed, x.debug = false, false, false, false, false, false
 	x.firstToken, x.sentAt = time.Time{}, time.Time{}
 	x.rec = telemetry.Record{}
@@ -432,6 +438,7 @@ func (x *exchange) scan(data []byte) {
 	// The first token, or the first byte of an answer that shows none.
 	x.firstToken = time.Now()
 	x.booking.FirstToken()
+	x.pool.roomMade()
 	if x.wantsStream && x.resp.events && x.pinned == nil {
 		x.pool.Policy.FirstToken(&x.decision, x.firstToken.Sub(x.sentAt))
 	}

@@ -100,7 +100,7 @@ func (x *exchange) forward(ep *endpoint) *failure {
 	case whole:
 		// The answer was read in order to decide; from here it goes as any other.
 		x.giveBack(ep, true)
-		x.booking.End()
+		x.release()
 		x.sendHeld(x.held)
 		return nil
 	}

@@ -63,6 +63,10 @@ type PoolOptions struct {
 	APIKey string
 	// DropAuthorization keeps a client's Authorization from endpoints, as Routes.Auth does: it was for the gateway.
 	DropAuthorization bool
+	// Admission has requests wait here while every endpoint has enough to do; nil: they go on at once.
+	Admission *AdmissionOptions
+
+	admitter *admitter // of Admission
 }
 
 // Routes are everything of the configuration that requests are handled by. They are immutable: a reload makes new ones,
@@ -164,6 +168,7 @@ type Handler struct {
 	table     *pool.Table
 	routes    atomic.Pointer[Routes] // never nil
 	endpoints endpoints
+	admitters admitters
 	stored    storedResponses
 	budget    *budget
 	watch     *watcher // nil: nobody is told when clients go
@@ -211,14 +216,18 @@ func New(o Options) (*Handler, error) {
 	def(&h.limits.ResponseHeaderBytes, 64<<10)
 	h.budget = newBudget(h.limits.InFlightBodyBytes)
 	h.stored.init()
-	h.routes.Store(o.Routes)
+	h.SetRoutes(o.Routes)
+	h.table.OnPublish(h.roomMade)
 	h.exchanges.New = func() any { return newExchange(h) }
 	h.wg.Go(h.tend)
 	return h, nil
 }
 
 // SetRoutes has requests that begin from now on handled by r.
-func (h *Handler) SetRoutes(r *Routes) { h.routes.Store(r) }
+func (h *Handler) SetRoutes(r *Routes) {
+	h.admitters.serve(h, r)
+	h.routes.Store(r)
+}
 
 // Close ends the handler's goroutines and closes idle connections to endpoints. No request may be running.
 func (h *Handler) Close() {
@@ -337,6 +346,7 @@ type exchange struct {
 	pinned      *pool.Endpoint // where the stored response is that this is about; nil: anywhere
 	snapshot    *pool.Snapshot
 	booking     pool.Booking
+	wait        waiting // for admission
 
 	attempt        int
 	attemptsBefore int // of them, on models that the request has fallen back from
@@ -366,6 +376,7 @@ type exchange struct {
 	vec3       [3][]byte
 	bufs       net.Buffers
 	chunkedOut bool
+	watching   bool // the client's going is noticed
 	committed  bool // bytes of an answer are on their way to the client
 	closing    bool // the client's connection ends after this answer
 	bytesOut   int64
@@ -580,16 +591,14 @@ func (x *exchange) usePool(name string) *failure {
 	return nil
 }
 
-// admit lets the request pass, or says that there are too many.
-func (x *exchange) admit() *failure {
-	if n := x.h.limits.Requests; n > 0 && x.h.Active() > n {
-		return &failure{outcome: Saturated, message: "too many requests are in flight; try again later", retryAfterSeconds: 1}
-	}
-	return nil
-}
-
 // choose books an endpoint for the next attempt.
 func (x *exchange) choose() *failure {
+	if x.wait.started {
+		x.wait.started = false // it was chosen when there was room
+		x.attemptAt = time.Now()
+		x.chosen()
+		return nil
+	}
 	began := time.Now()
 	now := x.h.opts.Now()
 	snapshot := x.snapshot
@@ -615,21 +624,36 @@ func (x *exchange) choose() *failure {
 	x.attemptAt = time.Now()
 	x.deciding += x.attemptAt.Sub(began)
 	if err != nil { // the decision before, if there was one, stays: it is what the request is accounted for
-		f := &failure{outcome: NoEndpoints, message: msgNoEndpoints, err: err, retryAfterSeconds: 1}
-		if errors.Is(err, scoring.ErrTooLong) {
-			f = &failure{outcome: BadRequest, err: err, param: "messages", message: "the request is longer than the context of the model; shorten the prompt or ask for fewer tokens"}
-		}
-		return f
+		return undecided(err)
 	}
 	x.decision, x.snapshot = d, snapshot
+	x.chosen()
+	return nil
+}
+
+// chosen begins the attempt that the decision is for.
+func (x *exchange) chosen() {
 	x.deadline = after(x.attemptAt, x.pool.Timeouts.Total)
-	if x.attempt == 0 && x.client != nil {
-		x.client.edge.watch.watch(x.client, &x.lease) // ended in end
-	}
+	x.watchClient()
 	if !x.wantsStream {
 		x.predictFirstToken()
 	}
-	return nil
+}
+
+// watchClient has the lease cancelled when the client goes. It is ended in end.
+func (x *exchange) watchClient() {
+	if x.client != nil && !x.watching {
+		x.watching = true
+		x.client.edge.watch.watch(x.client, &x.lease)
+	}
+}
+
+// undecided says why there is no endpoint for the request.
+func undecided(err error) *failure {
+	if errors.Is(err, scoring.ErrTooLong) {
+		return &failure{outcome: BadRequest, err: err, param: "messages", message: "the request is longer than the context of the model; shorten the prompt or ask for fewer tokens"}
+	}
+	return &failure{outcome: NoEndpoints, message: msgNoEndpoints, err: err, retryAfterSeconds: 1}
 }
 
 const msgNoEndpoints = "no model server can take the request now; try again later"
@@ -645,6 +669,7 @@ func (x *exchange) predictFirstToken() {
 			// A run that was late for an earlier request comes before its time for this one.
 			if gen := x.timerGen.Load(); time.Now().UnixNano() >= x.timerAt.Load() {
 				x.booking.FirstTokenOf(gen)
+				x.h.roomMade()
 			}
 		})
 		return

@@ -219,5 +219,6 @@ func (h *Handler) readmit(ep *endpoint, why string) {
 		ep.health.failures.Store(int32(o.Health.ConsecutiveFailures - 1)) // half open
 	}
 	ep.Readmit(h.opts.Now())
+	h.roomMade()
 	h.log.Info("endpoint readmitted", zap.String("endpoint", ep.ID), zap.String("from", "ejected"), zap.String("to", "up"), zap.String("why", why))
 }

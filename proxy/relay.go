@@ -269,7 +269,7 @@ func (x *exchange) relay(ep *endpoint, firstToken time.Time) *failure {
 	x.endScan()
 	// The endpoint has done its part: whoever is chosen next should see that, even if this client takes its time.
 	x.giveBack(ep, true)
-	x.booking.End()
+	x.release()
 	if x.chunkedOut {
 		x.writer().b = append(x.out.b, "0\r\n\r\n"...)
 	}

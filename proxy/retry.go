@@ -168,7 +168,7 @@ func (x *exchange) mayRetry(f *failure) bool {
 
 // endAttempt gives back what the request holds of an attempt that came to nothing.
 func (x *exchange) endAttempt() {
-	x.booking.End()
+	x.release()
 	x.dropWriter()
 	x.releaseScan()
 	x.scanning = false

@@ -102,6 +102,9 @@ func TestDefinitionsAreThePage(t *testing.T) {
 	m.ObserveScrape("p/a", time.Millisecond, "timeout")
 	m.SetReload(true, time.Unix(1700000000, 0))
 	m.SetDraining()
+	m.Registry().MustRegister(NewAdmissionCollector(func() []AdmissionState {
+		return []AdmissionState{{Pool: "p", Ready: 2, Demand: 3, Classes: []AdmissionClass{{Class: "high", Refused: []AdmissionRefusals{{"full", 1}}}}}}
+	}))
 	got := page(t, m)
 	for _, d := range Definitions() {
 		if !regexp.MustCompile(`(?m)^` + d.Name + `(_count)?[{ ]`).MatchString(got) {

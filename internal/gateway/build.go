@@ -72,8 +72,9 @@ func (g *Gateway) build(cfg *config.Config) (*parts, error) {
 				ConsecutiveFailures: cfg.Health.ConsecutiveFailures, BasePause: cfg.Health.BasePause, MaxPause: cfg.Health.MaxPause,
 				MaxEjectedRatio: cmp.Or(cfg.Health.MaxEjectedRatio, 1e-9), PanicRatio: cmp.Or(cfg.Health.PanicRatio, -1),
 			},
-			TLS:    tlsConfig,
-			APIKey: p.APIKey.Reveal(),
+			TLS:       tlsConfig,
+			APIKey:    p.APIKey.Reveal(),
+			Admission: admissionOptions(p.Admission),
 		})
 	}
 	var err error

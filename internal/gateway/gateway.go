@@ -143,6 +143,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 	if err := g.newDataPath(cfg, b, sinks); err != nil {
 		return nil, err
 	}
+	g.metrics.Registry().MustRegister(telemetry.NewAdmissionCollector(g.admissionState))
 	if g.discovery, err = g.newDiscovery(g.apply); err != nil {
 		g.Close()
 		return nil, err

@@ -17,10 +17,11 @@ var allowed = map[string]string{
 	"pool":              "",
 	"openai":            "",
 	"scoring":           "pool",
+	"admission":         "pool",
 	"discovery":         "pool config",
 	"metrics":           "pool config",
 	"telemetry":         "pool internal/version",
-	"proxy":             "pool openai scoring telemetry config internal/caller internal/names",
+	"proxy":             "pool openai scoring admission telemetry config internal/caller internal/names",
 	"internal/version":  "",
 	"internal/caller":   "pool",
 	"internal/names":    "pool internal/caller",
@@ -49,7 +50,7 @@ var only = map[string][]string{
 
 // pure packages decide without the world: no network, files or logs, and no clock. That lets the same code run in the
 // proxy, in a simulation in virtual time and on a saved snapshot.
-var pure = []string{"pool", "scoring", "openai", "internal/caller", "internal/names"}
+var pure = []string{"pool", "scoring", "openai", "admission", "internal/caller", "internal/names"}
 
 var worldly = []string{"net", "net/http", "os", "os/exec", "log", "log/slog", "syscall", "github.com/valyala/fasthttp", "go.uber.org/zap"}
 

@@ -1,0 +1,46 @@
+package gateway
+
+import (
+	"kvgate/admission"
+	"kvgate/config"
+	"kvgate/proxy"
+	"kvgate/scoring"
+	"kvgate/telemetry"
+)
+
+// admissionOptions is what a says to the data path; nil where nothing waits.
+func admissionOptions(a *config.Admission) *proxy.AdmissionOptions {
+	if a == nil {
+		return nil
+	}
+	o := &proxy.AdmissionOptions{
+		Options: admission.Options{
+			MaxWaiting: a.MaxWaiting, MaxBytes: int64(a.MaxWaitingBytes),
+			MaxWait: a.MaxWait, StandingWait: a.StandingWait, Shed: a.Shed,
+			Weights: make(map[string]float64, len(a.Tenants)),
+		},
+		Limits:       scoring.Limits{Backlog: a.Backlog, KVShare: a.KVShare, Requests: a.EndpointRequests},
+		EndpointWait: a.WaitForEndpoints,
+		TenantHeader: a.TenantHeader, ClassHeader: a.PriorityHeader,
+	}
+	for _, t := range a.Tenants {
+		o.Weights[t.Name] = t.Share
+	}
+	return o
+}
+
+// admissionState is what the metrics show of admission.
+func (g *Gateway) admissionState() (pools []telemetry.AdmissionState) {
+	for _, s := range g.handler.Admission() {
+		p := telemetry.AdmissionState{Pool: s.Pool, WaitingBytes: s.Bytes, Ready: s.Ready, Demand: s.Endpoints}
+		for _, c := range admission.Classes() {
+			k := telemetry.AdmissionClass{Class: c.String(), Waiting: s.Waiting[c], WaitingTokens: s.Tokens[c]}
+			for _, why := range admission.Reasons() {
+				k.Refused = append(k.Refused, telemetry.AdmissionRefusals{Reason: why.String(), N: s.Refused[c][why]})
+			}
+			p.Classes = append(p.Classes, k)
+		}
+		pools = append(pools, p)
+	}
+	return pools
+}

@@ -1,0 +1,389 @@
+package proxy
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"kvgate/admission"
+	"kvgate/internal/caller"
+	"kvgate/pool"
+	"kvgate/scoring"
+)
+
+// AdmissionOptions say when requests for a pool wait in the gateway, and how long and how many of them.
+type AdmissionOptions struct {
+	admission.Options
+	scoring.Limits
+	// EndpointWait is how long requests wait for an endpoint where none is ready, to scale from zero; 0: they don't.
+	EndpointWait time.Duration
+	// TenantHeader and ClassHeader name request headers that say who a request is for and how urgent it is: high, normal or
+	// low. They are believed where nobody has authenticated; "" for none.
+	TenantHeader, ClassHeader string
+
+	off bool // a reload has switched it off: whoever still waits may go
+}
+
+// An admitter holds the requests of one pool. It is kept over reloads.
+//
+// What makes room is told to it by whoever made it, and its own goroutine then sends requests on their way: it chooses for
+// them, and books, so that the next one in the queue sees what is left. A booking is all that a request holds, and it is
+// released where every booking is.
+type admitter struct {
+	h     *Handler
+	pool  string
+	o     atomic.Pointer[AdmissionOptions]
+	queue *admission.Queue
+	room  chan struct{} // capacity 1: something has changed
+}
+
+// admitters are those of all pools that have or had one.
+type admitters struct {
+	mu     sync.Mutex // serialises writers
+	byPool map[string]*admitter
+	all    atomic.Pointer[[]*admitter]
+}
+
+// serve gives each pool of r that is to have one its admitter.
+func (as *admitters) serve(h *Handler, r *Routes) {
+	as.mu.Lock()
+	defer as.mu.Unlock()
+	for name, a := range as.byPool {
+		if o := r.pools[name]; o == nil || o.Admission == nil {
+			off := *a.o.Load()
+			off.off = true
+			a.o.Store(&off)
+			a.roomMade()
+		}
+	}
+	var all []*admitter
+	for name, p := range r.pools {
+		if p.Admission == nil {
+			continue
+		}
+		a := as.byPool[name]
+		if a == nil {
+			a = &admitter{h: h, pool: name, room: make(chan struct{}, 1)}
+			a.queue = admission.New(p.Admission.Options, a)
+			if as.byPool == nil {
+				as.byPool = make(map[string]*admitter)
+			}
+			as.byPool[name] = a
+			h.wg.Go(a.run)
+		}
+		o := *p.Admission
+		o.Seen = o.EndpointWait > 0
+		a.o.Store(&o)
+		a.queue.Configure(o.Options)
+		p.admitter = a
+	}
+	for _, p := range r.special {
+		if own := r.pools[p.Name]; own != nil {
+			p.Admission, p.admitter = own.Admission, own.admitter
+		}
+	}
+	for _, a := range as.byPool {
+		all = append(all, a)
+	}
+	as.all.Store(&all)
+}
+
+// roomMade tells every admitter that somebody may go now. It does not block.
+func (h *Handler) roomMade() {
+	if all := h.admitters.all.Load(); all != nil {
+		for _, a := range *all {
+			a.roomMade()
+		}
+	}
+}
+
+func (a *admitter) roomMade() {
+	if a.queue.Waiting() == 0 { // Fast path.
+		return
+	}
+	select {
+	case a.room <- struct{}{}:
+	default: // it is going to look anyway
+	}
+}
+
+// roomMade tells the pool's admitter, if it has one.
+func (o *PoolOptions) roomMade() {
+	if o != nil && o.admitter != nil {
+		o.admitter.roomMade()
+	}
+}
+
+// release ends the booking, and lets others know.
+func (x *exchange) release() {
+	if x.booking.Held() {
+		x.booking.End()
+		x.pool.roomMade()
+	}
+}
+
+// run lets requests go whenever there is room, until the handler is closed.
+func (a *admitter) run() {
+	// Endpoints that asked to be left alone for a while do not tell when it is over.
+	busy := time.NewTimer(time.Hour)
+	defer busy.Stop()
+	for {
+		select {
+		case <-a.h.ctx.Done():
+			return
+		case <-a.room:
+		case <-busy.C:
+		}
+		now := a.h.opts.Now()
+		a.queue.Dispatch(now)
+		if a.queue.Waiting() == 0 {
+			continue
+		}
+		if until := a.busyUntil(now); until > now {
+			busy.Reset(until.Sub(now))
+		}
+	}
+}
+
+// busyUntil is when the first endpoint that is busy now no longer is.
+func (a *admitter) busyUntil(now pool.Instant) (first pool.Instant) {
+	s := a.h.table.Load()
+	i := s.Pool(a.pool)
+	if i < 0 {
+		return 0
+	}
+	rows := s.PoolRows(i)
+	for r := range rows {
+		if t := rows[r].BusyUntil(); t > now && (first == 0 || t < first) {
+			first = t
+		}
+	}
+	return first
+}
+
+// waiting is what an exchange needs to wait.
+type waiting struct {
+	waiter  admission.Waiter
+	at      *admitter     // where it waits or has waited
+	woken   chan struct{} // capacity 1
+	wake    func()        // made once
+	since   time.Time
+	took    time.Duration // waited in all
+	queued  bool          // it has been in the queue
+	started bool          // it has been chosen for and booked
+	failure *failure      // why it was not
+}
+
+// admit lets the request pass, has it wait, or says that there are too many.
+func (x *exchange) admit() *failure {
+	if n := x.h.limits.Requests; n > 0 && x.h.Active() > n {
+		return &failure{outcome: Saturated, message: "too many requests are in flight; try again later", retryAfterSeconds: 1}
+	}
+	a := x.pool.admitter
+	if a == nil || x.pinned != nil { // what can go to one endpoint only gains nothing by waiting here
+		return nil
+	}
+	o := a.o.Load()
+	switch x.pool.Policy.Room(&x.query, x.snapshot, x.h.opts.Now(), &o.Limits) {
+	case scoring.Free:
+		if a.queue.Waiting() == 0 { // Fast path.
+			return nil
+		}
+	case scoring.Nobody:
+		if o.EndpointWait == 0 {
+			return nil // to be told that there is none
+		}
+		return x.enterQueue(a, o, o.EndpointWait)
+	}
+	return x.enterQueue(a, o, 0)
+}
+
+// enterQueue waits until the request has been started, or is not going to be.
+func (x *exchange) enterQueue(a *admitter, o *AdmissionOptions, patience time.Duration) *failure {
+	w := &x.wait
+	if w.woken == nil {
+		woken := make(chan struct{}, 1)
+		w.woken, w.wake = woken, func() {
+			select {
+			case woken <- struct{}{}:
+			default:
+			}
+		}
+	}
+	x.callerFromHeaders(o)
+	w.at, w.started, w.failure = a, false, nil
+	_, tokens := x.pool.Policy.Tokens(&x.query)
+	w.waiter = admission.Waiter{
+		Owner: x, Tenant: x.tenant, Class: classes[x.class-caller.Low], Lane: x.query.Target.Hash,
+		Tokens: int64(tokens), Bytes: int64(x.bodyLen), Patience: patience,
+	}
+	x.watchClient()
+	if !x.lease.waiting(w.wake) {
+		return x.cancelFailure()
+	}
+	w.since, w.queued = time.Now(), true
+	if a.queue.Enter(&w.waiter, x.h.opts.Now()) {
+		a.roomMade()
+		timer := time.NewTimer(cmp.Or(patience, o.MaxWait))
+		select {
+		case <-w.woken: // started, refused, or cancelled
+		case <-timer.C:
+			a.queue.Expire(&w.waiter, x.h.opts.Now())
+		}
+		timer.Stop()
+	}
+	x.lease.waited()
+	gone := a.queue.Leave(&w.waiter, x.h.opts.Now())
+	w.took += time.Since(w.since)
+	select { // nobody sends any more: what was sent twice is not for the next request
+	case <-w.woken:
+	default:
+	}
+	switch {
+	case gone:
+		return x.cancelFailure()
+	case w.failure != nil:
+		return w.failure
+	}
+	return nil
+}
+
+// classes are admission's, by the caller's from the lowest up.
+var classes = [...]admission.Class{admission.Low, admission.Normal, admission.High}
+
+// callerFromHeaders takes who the request is for from the fields that o names, where nobody has authenticated. It is asked
+// only of a request that must wait.
+func (x *exchange) callerFromHeaders(o *AdmissionOptions) {
+	if x.caller != nil {
+		return
+	}
+	if o.TenantHeader != "" {
+		x.tenant = text(x.Field(o.TenantHeader))
+	}
+	if o.ClassHeader != "" {
+		if c, ok := caller.ParseClass(text(x.Field(o.ClassHeader))); ok {
+			x.class = c
+		}
+	}
+}
+
+// leaveQueue takes the request out of the queue whatever happened to it.
+func (x *exchange) leaveQueue() {
+	if !x.wait.queued {
+		return
+	}
+	a := x.wait.at
+	a.queue.Leave(&x.wait.waiter, x.h.opts.Now()) // does nothing unless waiting panicked
+	if x.wait.failure == nil && x.decision.Endpoint != nil && a.queue.Waiting() > 0 {
+		// The tenant was charged an estimate. An answer that says nothing of tokens leaves it at that.
+		if u := x.usageKnown(); u > 0 {
+			a.queue.Settle(x.wait.waiter.Tenant, x.wait.waiter.Class, u-x.wait.waiter.Tokens)
+		}
+	}
+}
+
+// usageKnown is how many tokens the answer says that it took; 0 if it doesn't.
+func (x *exchange) usageKnown() int64 {
+	if !x.scanning {
+		return 0
+	}
+	u := x.usage()
+	return u.InputTokens + u.OutputTokens
+}
+
+// Start implements admission.Starter: it chooses an endpoint for the request and books it there.
+func (a *admitter) Start(w *admission.Waiter, now pool.Instant) (answer admission.Answer) {
+	x := w.Owner.(*exchange)
+	defer func() { // runs on the admitter's goroutine, where a panic would cost every request
+		if v := recover(); v != nil {
+			x.wait.failure = a.h.panicked(v)
+			x.wait.wake()
+			answer = admission.Gone
+		}
+	}()
+	s, o := a.h.table.Load(), a.o.Load()
+	t := s.TargetString(x.query.Target.Name)
+	if t == nil {
+		x.wait.failure = &failure{outcome: NoEndpoints, message: msgNoEndpoints, retryAfterSeconds: 1}
+		x.wait.wake()
+		return admission.Gone
+	}
+	x.query.Target = t
+	if !o.off {
+		switch x.pool.Policy.Room(&x.query, s, now, &o.Limits) {
+		case scoring.Saturated:
+			return admission.NoRoom
+		case scoring.Nobody:
+			if o.EndpointWait > 0 {
+				return admission.NoRoom
+			}
+		}
+	}
+	began := time.Now()
+	d, err := x.pool.Policy.Choose(&x.query, s, now, &x.booking)
+	x.deciding += time.Since(began)
+	if err != nil {
+		x.wait.failure = undecided(err)
+	} else {
+		x.decision, x.snapshot, x.wait.started = d, s, true
+	}
+	x.wait.wake()
+	if err != nil {
+		return admission.Gone
+	}
+	return admission.Started
+}
+
+// Refuse implements admission.Starter.
+func (a *admitter) Refuse(w *admission.Waiter, why admission.Reason, retryAfter time.Duration) {
+	x := w.Owner.(*exchange)
+	f := &failure{outcome: Saturated, retryAfterSeconds: int(math.Ceil(retryAfter.Seconds()))}
+	switch why {
+	case admission.Full, admission.Shed:
+		f.message = "too many requests are waiting for this model; try again later"
+	case admission.TooLate:
+		f.message = "the requests that are waiting for this model will take too long; try again later"
+	case admission.Expired:
+		f.outcome, f.message = QueueTimeout, "no model server had room for the request in time; try again later"
+		if w.Patience > 0 && x.pool.Policy.Room(&x.query, a.h.table.Load(), a.h.opts.Now(), &a.o.Load().Limits) == scoring.Nobody {
+			f.outcome, f.message = NoEndpoints, "no model server has become ready in time; try again later"
+		}
+	}
+	f.err = fmt.Errorf("refused while waiting: %s", why)
+	x.wait.failure = f
+	x.wait.wake()
+}
+
+// AdmissionStats describe the queue of one pool, and what its work takes.
+type AdmissionStats struct {
+	Pool string
+	admission.Stats
+	scoring.Demand
+}
+
+// Admission describes every pool: also one that never has requests wait has a demand.
+func (h *Handler) Admission() []AdmissionStats {
+	routes, s, now := h.routes.Load(), h.table.Load(), h.opts.Now()
+	var all []AdmissionStats
+	for i := range s.Pools {
+		p := routes.pools[s.Pools[i].Name]
+		if p == nil {
+			continue
+		}
+		st := AdmissionStats{Pool: p.Name}
+		var limits scoring.Limits
+		var tokens int64
+		if a := p.admitter; a != nil {
+			st.Stats, limits = a.queue.Stats(), a.o.Load().Limits
+			for _, t := range st.Tokens {
+				tokens += t
+			}
+		}
+		st.Demand = p.Policy.Demand(s.PoolRows(i), now, &limits, tokens)
+		all = append(all, st)
+	}
+	return all
+}

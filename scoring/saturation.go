@@ -1,0 +1,172 @@
+package scoring
+
+import (
+	"time"
+
+	"kvgate/pool"
+)
+
+// Limits say when an endpoint has enough to do, so that a request that comes to it would only wait there.
+type Limits struct {
+	// Backlog is how much prefill work may be ahead of a request, as time by the endpoint's learned rate (default 250 ms).
+	// It takes some to keep a server busy while the gateway hears of a first token and sends the next request.
+	Backlog time.Duration
+	// KVShare is the share of the KV cache, 0..1, that may be in use or reserved (default 0.9).
+	KVShare float64
+	// Requests is how many may be on an endpoint at a time, running or waiting; 0: no limit.
+	Requests int
+	// Seen has an endpoint that nobody has looked at yet not count: discovery may name it before its server is up.
+	Seen bool
+}
+
+const (
+	defaultBacklog = 250 * time.Millisecond
+	defaultKVShare = 0.9
+	// leastBacklogTokens is a backlog that no endpoint is spared: two steps of vLLM's smaller default of
+	// max_num_batched_tokens, so that a step is full whatever has been learned.
+	leastBacklogTokens = 4096
+)
+
+// A Room says whether there is an endpoint that can start a request soon.
+type Room uint8
+
+// The answers of [Policy.Room].
+const (
+	Free      Room = iota // there is one; or nobody can tell, as when all are ejected
+	Saturated             // each that could take it has enough to do
+	Nobody                // there is none that serves the model, or none that is ready
+)
+
+// Room reports whether some endpoint can start req soon. It looks at endpoints until it finds one, so that with little to do
+// it costs a look at one row, takes no lock and does not allocate.
+//
+// The answer doesn't depend on the size of the request: otherwise small ones would for ever go before a large one that waits
+// for room.
+func (p *Policy) Room(req *Request, s *pool.Snapshot, now pool.Instant, l *Limits) Room {
+	if req.Target == nil {
+		return Nobody
+	}
+	usable, ready := false, false
+	for _, ri := range req.Target.Rows {
+		r := &s.Rows[ri]
+		if r.State&(pool.Unroutable|pool.Unreachable) != 0 {
+			continue
+		}
+		if l.Seen && r.ScrapedAt == 0 && r.Served == nil && r.State&pool.Unmeasured == 0 {
+			continue
+		}
+		ready = true
+		if r.EjectedUntil() > now {
+			continue
+		}
+		usable = true
+		if r.BusyUntil() <= now && p.hasRoom(r, now, l) {
+			return Free
+		}
+	}
+	switch {
+	case usable:
+		return Saturated
+	case ready: // all of them ejected: to try them is better than to wait
+		return Free
+	}
+	return Nobody
+}
+
+// hasRoom reports whether r is within the limits.
+func (p *Policy) hasRoom(r *pool.Row, now pool.Instant, l *Limits) bool {
+	b := r.Booked()
+	fresh := r.Fresh(now, p.staleAfter)
+	requests, pending := b.Requests, float64(b.PendingTokens)
+	if fresh {
+		requests += int64(r.Foreign.Requests)
+		pending += float64(r.Foreign.Waiting) * p.learn.meanNewTokens()
+	}
+	if requests == 0 {
+		return true // an idle endpoint has room, whatever else is said of it
+	}
+	if l.Requests > 0 && requests >= int64(l.Requests) {
+		return false
+	}
+	if pending > leastBacklogTokens && pending > orDefault(l.Backlog, defaultBacklog).Seconds()*p.learn.prefillRate(r.Endpoint) {
+		return false
+	}
+	_, learned := r.Learned()
+	capacity := float64(r.KVCapacity)
+	if capacity == 0 {
+		capacity = float64(learned)
+	}
+	share := orDefault(l.KVShare, defaultKVShare)
+	if capacity == 0 { // it tells how full it is at most
+		return !fresh || !r.Load.Known.Has(pool.KnowsKVCacheUtilization) || r.Load.KVCacheUtilization < share
+	}
+	used, _, _ := kvUse(r, b.KVTokens, fresh)
+	return used < share*capacity
+}
+
+// A Demand is how many endpoints the work of a pool takes, by what the ones that there are can do.
+type Demand struct {
+	Ready     int     // endpoints that may get requests
+	Endpoints float64 // that it takes; with a fraction, so that it can be averaged
+}
+
+// horizonSeconds is the time in which waiting work should have been prefilled by the endpoints that are asked for.
+const horizonSeconds = 10
+
+// Demand is what the work booked on rows, a pool's, and what waits for it in the gateway, takes: the larger of the endpoints
+// whose prefill it keeps busy and of those whose KV cache it fills.
+//
+//	prefill = Σ min(1, pending/backlog) + waiting / (rate · 10 s)
+//	kv      = (Σ used + waiting) / (share · capacity)
+//
+// waiting is the tokens of requests that wait, prompt and output. // Rate and capacity are means over rows that tell; without any, priors.
+func (p *Policy) Demand(rows []pool.Row, now pool.Instant, l *Limits, waiting int64) (d Demand) {
+	backlog := orDefault(l.Backlog, defaultBacklog).Seconds()
+	var rate, capacity, busy, used float64
+	rates, capacities := 0, 0
+	for i := range rows {
+		r := &rows[i]
+		if r.Healthy(now) {
+			d.Ready++
+		}
+		b, fresh := r.Booked(), r.Fresh(now, p.staleAfter)
+		pending := float64(b.PendingTokens)
+		if fresh {
+			pending += float64(r.Foreign.Waiting) * p.learn.meanNewTokens()
+		}
+		e := p.learn.prefillRate(r.Endpoint)
+		busy += min(1, pending/max(leastBacklogTokens, backlog*e))
+		u, c, _ := kvUse(r, b.KVTokens, fresh)
+		used += u
+		if r.Endpoint.PrefillTokensPerSecond.Load() > 0 {
+			rate += e
+			rates++
+		}
+		if c > 0 && r.KVCapacity > 0 {
+			capacity += c
+			capacities++
+		}
+	}
+	if rates > 0 {
+		rate /= float64(rates)
+	} else {
+		rate = first(p.learn.rate.Load(), priorPrefillRate)
+	}
+	if capacities > 0 {
+		capacity /= float64(capacities)
+	} else {
+		capacity = priorKVCapacity
+	}
+	d.Endpoints = max(busy+float64(waiting)/(rate*horizonSeconds), (used+float64(waiting))/(orDefault(l.KVShare, defaultKVShare)*capacity))
+	return d
+}
+
+// Tokens estimates what req takes: its prompt, and prompt and output together.
+func (p *Policy) Tokens(req *Request) (prompt, all int32) {
+	if req.Target == nil {
+		return req.PromptTokens, req.PromptTokens
+	}
+	m := p.learn.model(req.Target.Hash)
+	prompt = p.learn.promptTokens(m, req)
+	return prompt, prompt + p.learn.outputTokens(m, req)
+}

@@ -1,0 +1,122 @@
+package scoring
+
+import (
+	"testing"
+	"time"
+
+	"kvgate/pool"
+)
+
+func TestRoom(t *testing.T) {
+	now := second0 + 1e6
+	p := newPolicy(t, Config{})
+	// book makes a booking on row i of a new table with two endpoints, and full fills the other.
+	f := func(what string, want Room, l Limits, prepare func(tab *pool.Table, rows []pool.Row)) {
+		t.Helper()
+		tab := newTable(t, 2, nil)
+		if prepare != nil {
+			prepare(tab, tab.Load().Rows)
+		}
+		s := tab.Load()
+		if got := p.Room(request(s, "m", 100), s, now, &l); got != want {
+			t.Errorf("%s: %d; want %d", what, got, want)
+		}
+	}
+	book := func(r *pool.Row, pending, kv int64) {
+		r.Book(new(pool.Booking), pool.Claim{PendingTokens: pending, KVTokens: kv, At: now})
+	}
+	both := func(do func(*pool.Row)) func(*pool.Table, []pool.Row) {
+		return func(_ *pool.Table, rows []pool.Row) { do(&rows[0]); do(&rows[1]) }
+	}
+	f("idle", Free, Limits{}, nil)
+	// The prior rate is 20,000 tokens/s: a backlog of 250 ms is 5,000.
+	f("little pending", Free, Limits{}, both(func(r *pool.Row) { book(r, 4999, 5000) }))
+	f("much pending", Saturated, Limits{}, both(func(r *pool.Row) { book(r, 5001, 5000) }))
+	f("much pending on one", Free, Limits{}, func(_ *pool.Table, rows []pool.Row) { book(&rows[0], 1e6, 5000) })
+	f("much pending, more allowed", Free, Limits{Backlog: time.Second}, both(func(r *pool.Row) { book(r, 5001, 5000) }))
+	f("less allowed, but two steps go always", Free, Limits{Backlog: time.Millisecond}, both(func(r *pool.Row) { book(r, 4096, 5000) }))
+	f("full", Saturated, Limits{}, both(func(r *pool.Row) { book(r, 0, 421_000*9/10) }))
+	f("not quite full", Free, Limits{}, both(func(r *pool.Row) { book(r, 0, 421_000*9/10-1) }))
+	f("full by share", Saturated, Limits{KVShare: 0.5}, both(func(r *pool.Row) { book(r, 0, 421_000*5/10) }))
+	f("as many as may be", Saturated, Limits{Requests: 1}, both(func(r *pool.Row) { book(r, 0, 1) }))
+	f("busy", Saturated, Limits{}, both(func(r *pool.Row) { r.Endpoint.SetBusyUntil(now + 1) }))
+	f("no longer busy", Free, Limits{}, both(func(r *pool.Row) { r.Endpoint.SetBusyUntil(now) }))
+	// where all are ejected, they are tried
+	f("ejected", Free, Limits{}, both(func(r *pool.Row) { r.Endpoint.SetEjectedUntil(now + 1); book(r, 1e6, 1) }))
+	f("one ejected, the other full", Saturated, Limits{}, func(_ *pool.Table, rows []pool.Row) {
+		rows[0].Endpoint.SetEjectedUntil(now + 1)
+		book(&rows[1], 0, 420_000)
+	})
+	f("down", Nobody, Limits{}, func(tab *pool.Table, rows []pool.Row) {
+		for i := range rows {
+			tab.SetState(rows[i].Endpoint, []pool.State{pool.Unreachable, pool.NotReady}[i], true, now)
+		}
+	})
+	f("others' waiting requests", Saturated, Limits{}, func(tab *pool.Table, rows []pool.Row) {
+		for i := range rows {
+			l := idle()
+			l.Running, l.Waiting = 3, 10 // of 1,024 tokens each, as far as is known
+			scrape(tab, rows[i].Endpoint, l, second0)
+		}
+	})
+	f("others' KV", Saturated, Limits{}, func(tab *pool.Table, rows []pool.Row) {
+		for i := range rows {
+			l := idle()
+			l.Running, l.KVCacheUtilization = 3, 0.95
+			scrape(tab, rows[i].Endpoint, l, second0)
+		}
+	})
+	f("KV of unknown size, fullness known", Saturated, Limits{}, func(tab *pool.Table, rows []pool.Row) {
+		for i := range rows {
+			l := idle()
+			l.Known &^= pool.KnowsKVCapacity
+			l.Running, l.KVCacheUtilization = 3, 0.95
+			scrape(tab, rows[i].Endpoint, l, second0)
+		}
+	})
+
+	// named and not looked at
+	tab := pool.NewTable([]pool.PoolSpec{{Name: "p", Models: []string{"m"}}}, pool.Options{})
+	s := tab.Load()
+	if got := p.Room(request(s, "m", 100), s, now, &Limits{}); got != Nobody {
+		t.Errorf("no endpoint: %d; want Nobody", got)
+	}
+	if _, _, err := tab.SetEndpoints("p", []pool.Spec{{Pool: "p", URL: "http://127.0.0.1:1"}}, now); err != nil {
+		t.Fatal(err)
+	}
+	s = tab.Load()
+	if got := p.Room(request(s, "m", 100), s, now, &Limits{Seen: true}); got != Nobody {
+		t.Errorf("an unseen endpoint: %d; want Nobody", got)
+	}
+	if got := p.Room(request(s, "m", 100), s, now, &Limits{}); got != Free {
+		t.Errorf("an unseen endpoint, where that doesn't matter: %d; want Free", got)
+	}
+}
+
+func TestDemand(t *testing.T) {
+	now := second0 + 1e6
+	p := newPolicy(t, Config{})
+	tab := newTable(t, 4, nil)
+	rows := tab.Load().Rows
+	if d := p.Demand(rows, now, &Limits{}, 0); d.Ready != 4 || d.Endpoints != 0 {
+		t.Errorf("idle: %+v", d)
+	}
+	// half of one's KV, reserved on two
+	for i := range 2 {
+		rows[i].Book(new(pool.Booking), pool.Claim{KVTokens: 421_000 * 45 / 100, At: now})
+	}
+	if d := p.Demand(rows, now, &Limits{}, 0); d.Endpoints < 0.99 || d.Endpoints > 1.01 {
+		t.Errorf("two endpoints half full: %+v; want 1", d)
+	}
+	// what waits needs six more to be prefilled in 10 s
+	if d := p.Demand(rows, now, &Limits{}, 6*200_000); d.Endpoints < 6 {
+		t.Errorf("with 1.2 M tokens waiting: %+v; want 6 at least", d)
+	}
+	tab.SetState(rows[0].Endpoint, pool.Unreachable, true, now)
+	if d := p.Demand(tab.Load().Rows, now, &Limits{}, 0); d.Ready != 3 {
+		t.Errorf("one down: %+v; want 3 ready", d)
+	}
+	if d := p.Demand(nil, now, &Limits{}, 1); d.Ready != 0 || d.Endpoints <= 0 {
+		t.Errorf("no endpoint and a request: %+v; want more than none", d)
+	}
+}
