@@ -1,6 +1,9 @@
 package modelsim
 
-import "testing"
+import (
+	"math/rand/v2"
+	"testing"
+)
 
 // Evicting takes the tail of a prompt before its head, the dead output of the
 // same request before either, and another request's older blocks before all.
@@ -20,11 +23,11 @@ func TestKVCacheEvictsTailsBeforeHeads(t *testing.T) {
 	k.release(second, 1)
 	present := func(want ...uint64) {
 		t.Helper()
-		if len(k.index) != len(want) {
-			t.Fatalf("%d blocks cached; want %v", len(k.index), want)
+		if k.index.count() != len(want) {
+			t.Fatalf("%d blocks cached; want %v", k.index.count(), want)
 		}
 		for _, id := range want {
-			if _, ok := k.index[id]; !ok {
+			if k.index.get(id) == 0 {
 				t.Fatalf("block %d is gone; want %v", id, want)
 			}
 		}
@@ -57,8 +60,8 @@ func TestKVCacheEvictsInPart(t *testing.T) {
 	f := func(take, free, blank, cached int) {
 		t.Helper()
 		k.take(take)
-		if k.free() != free || k.blank != blank || len(k.index) != cached {
-			t.Fatalf("free %d, blank %d, cached %d; want %d, %d, %d", k.free(), k.blank, len(k.index), free, blank, cached)
+		if k.free() != free || k.blank != blank || k.index.count() != cached {
+			t.Fatalf("free %d, blank %d, cached %d; want %d, %d, %d", k.free(), k.blank, k.index.count(), free, blank, cached)
 		}
 	}
 	f(3, 5, 0, 1)
@@ -91,4 +94,41 @@ func TestKVCacheReferences(t *testing.T) {
 	if got := k.cachedBlocks([]uint64{7}); got != 1 {
 		t.Fatalf("cached %d after the copy was evicted; want 1", got)
 	}
+}
+
+// The table of blocks does what a map does.
+func TestBlockTable(t *testing.T) {
+	const most = 300
+	table, want := newBlockTable(most), map[uint64]int32{}
+	r := rand.New(rand.NewPCG(1, 1))
+	for range 200_000 {
+		id := r.Uint64N(1000) * 0x9e3779b97f4a7c15 >> 3 // many share their home
+		switch {
+		case len(want) < most && r.IntN(2) == 0 && want[id] == 0:
+			entry := 1 + r.Int32N(1000)
+			table.put(id, entry)
+			want[id] = entry
+		case r.IntN(2) == 0:
+			table.delete(id)
+			delete(want, id)
+		default:
+			if got := table.get(id); got != want[id] {
+				t.Fatalf("id %x: entry %d; want %d", id, got, want[id])
+			}
+		}
+	}
+	for id, entry := range want {
+		if got := table.get(id); got != entry {
+			t.Errorf("id %x: entry %d; want %d", id, got, entry)
+		}
+	}
+}
+
+func (t *blockTable) count() (n int) {
+	for i := range t.slots {
+		if t.slots[i].entry != 0 {
+			n++
+		}
+	}
+	return n
 }
