@@ -1,6 +1,9 @@
 package pool
 
-import "sync/atomic"
+import (
+	"cmp"
+	"sync/atomic"
+)
 
 // A Booking is what one request holds on one endpoint, from the choice until its end. The zero value holds nothing; a
 // Booking is used again after End and must not be copied. Every method may be called by any goroutine at any time, and
@@ -10,6 +13,7 @@ type Booking struct {
 	endpoint atomic.Pointer[Endpoint]
 	memory   atomic.Pointer[AdapterMemory]
 	slot     atomic.Pointer[adapterSlot]
+	rank     atomic.Pointer[rankTokens]
 	pending  atomic.Int64
 	kv       atomic.Int64
 }
@@ -22,8 +26,10 @@ const (
 
 // A Claim is what a request asks to hold on an endpoint.
 type Claim struct {
-	PendingTokens int64  // uncached prompt tokens to prefill before its first token
+	PendingTokens int64  // work before its first token, in tokens of a short prompt: a long one's cost more, for their attention
+	NewTokens     int64  // uncached prompt tokens, which go into the KV cache; 0: as many as are pending
 	KVTokens      int64  // prompt plus expected output
+	Rank          int32  // number of the data-parallel engine, from 1; 0 is none
 	Adapter       uint64 // HashName of the adapter; 0 for the base model
 	At            Instant
 }
@@ -55,15 +61,23 @@ func (b *Booking) fill(e *Endpoint, c Claim) {
 	}
 	live := e.live
 	live.requests.Add(1)
-	live.pendingTokens.Add(c.PendingTokens)
-	live.kvTokens.Add(c.KVTokens)
-	live.intakeTokens.Add(c.PendingTokens)
+	t := live.tokens.Add(c.KVTokens<<kvShift + c.PendingTokens)
+	if t&(1<<kvShift-1) == c.PendingTokens {
+		live.progressAt.Store(c.At) // it had nothing to prefill, so it begins now
+	}
+	live.intakeTokens.Add(cmp.Or(c.NewTokens, c.PendingTokens))
 	var s *adapterSlot
 	if c.Adapter != 0 {
 		m := e.Adapters()
 		s = m.place(c.Adapter, c.At)
 		b.memory.Store(m)
 	}
+	var rank *rankTokens
+	if r := e.Ranks(); c.Rank > 0 && int(c.Rank) <= r.Len() {
+		rank = &r.tokens[c.Rank-1]
+		rank.v.Add(c.KVTokens<<kvShift + c.PendingTokens)
+	}
+	b.rank.Store(rank)
 	b.slot.Store(s)
 	b.endpoint.Store(e)
 	b.pending.Store(c.PendingTokens)
@@ -83,20 +97,24 @@ func (b *Booking) Generation() uint64 { return b.state.Load() / bookingStep }
 // Held reports whether the booking holds anything.
 func (b *Booking) Held() bool { return b.state.Load()&bookingHeld != 0 }
 
-// FirstToken clears the pending tokens: the endpoint has prefilled the prompt.
-func (b *Booking) FirstToken() { b.FirstTokenOf(b.Generation()) }
+// FirstToken clears the pending tokens at now: the endpoint has prefilled the prompt.
+func (b *Booking) FirstToken(now Instant) { b.FirstTokenOf(b.Generation(), now) }
 
 // FirstTokenOf is FirstToken for the use of the booking that generation names; it does nothing after that use has ended.
-func (b *Booking) FirstTokenOf(generation uint64) {
+func (b *Booking) FirstTokenOf(generation uint64, now Instant) {
 	for {
 		st := b.state.Load()
 		if st/bookingStep != generation || st&bookingPending == 0 {
 			return
 		}
 		// Read before the swap: after it, End may hand the booking to another request.
-		e, pending, slot := b.endpoint.Load(), b.pending.Load(), b.slot.Load()
+		e, pending, slot, rank := b.endpoint.Load(), b.pending.Load(), b.slot.Load(), b.rank.Load()
 		if b.state.CompareAndSwap(st, st&^bookingPending) {
-			e.live.pendingTokens.Add(-pending)
+			e.live.tokens.Add(-pending)
+			e.live.progressAt.Store(now)
+			if rank != nil {
+				rank.v.Add(-pending)
+			}
 			if slot != nil {
 				slot.started.Add(1)
 			}
@@ -113,13 +131,18 @@ func (b *Booking) End() {
 			return
 		}
 		e, pending, kv, slot, memory := b.endpoint.Load(), b.pending.Load(), b.kv.Load(), b.slot.Load(), b.memory.Load()
+		rank := b.rank.Load()
 		if !b.state.CompareAndSwap(st, st&^(bookingHeld|bookingPending)) {
 			continue
 		}
+		held := kv << kvShift
 		if st&bookingPending != 0 {
-			e.live.pendingTokens.Add(-pending)
+			held += pending
 		}
-		e.live.kvTokens.Add(-kv)
+		e.live.tokens.Add(-held)
+		if rank != nil {
+			rank.v.Add(-held)
+		}
 		if slot != nil {
 			if st&bookingPending == 0 {
 				slot.started.Add(-1)

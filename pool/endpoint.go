@@ -38,6 +38,7 @@ type Endpoint struct {
 	spec     atomic.Pointer[Spec]          // never nil; discovery may change all of it but the identity
 	live     *counters                     // one cache line of its own
 	adapters atomic.Pointer[AdapterMemory] // never nil; replaced when the endpoint restarts
+	ranks    atomic.Pointer[Ranks]         // of its data-parallel engines; nil where requests can't name one
 	epoch    atomic.Uint32                 // what was believed of the slot under another epoch is void
 
 	// What has been learned from this endpoint's traffic; 0 means nothing yet. Written by scoring only.
@@ -64,15 +65,18 @@ func (a *AtomicInstant) CompareAndSwap(old, new Instant) bool {
 // counters are the live numbers of one endpoint that every decision reads: exactly one cache line, so that walking a
 // thousand endpoints touches a thousand lines and a booking dirties one.
 type counters struct {
-	version       atomic.Uint64 // bookings ever made; a booking is valid only for the version that was read
-	requests      atomic.Int64
-	pendingTokens atomic.Int64
-	kvTokens      atomic.Int64
-	intakeTokens  atomic.Int64 // tokens ever taken into the KV cache: the clock by which cached prefixes age
-	ejectedUntil  AtomicInstant
-	busyUntil     AtomicInstant
-	learned       atomic.Uint64 // two float32: slowness, KV capacity
+	version      atomic.Uint64 // bookings ever made; a booking is valid only for the version that was read
+	requests     atomic.Int64
+	tokens       atomic.Int64 // KV tokens<<32 + pending tokens: a sum of such sums, so each half is exact while below 2³²
+	intakeTokens atomic.Int64 // tokens ever taken into the KV cache: the clock by which cached prefixes age
+	progressAt   AtomicInstant
+	ejectedUntil AtomicInstant
+	busyUntil    AtomicInstant
+	learned      atomic.Uint64 // two float32: slowness, KV capacity
 }
+
+// kvShift is the place of the KV tokens in counters.tokens.
+const kvShift = 32
 
 const cacheLine = 64
 
@@ -85,7 +89,7 @@ const slabSize = 128
 // Booked is what this gateway holds on an endpoint.
 type Booked struct {
 	Requests      int64 // sent and not yet ended
-	PendingTokens int64 // uncached prompt tokens of requests that have not reached their first token
+	PendingTokens int64 // prefill work of requests that have not reached their first token; see Claim
 	KVTokens      int64 // KV tokens reserved: prompts plus expected outputs
 }
 
@@ -96,7 +100,8 @@ func (e *Endpoint) Spec() *Spec { return e.spec.Load() }
 func (e *Endpoint) Booked() Booked { return e.live.booked() }
 
 func (c *counters) booked() Booked {
-	return Booked{c.requests.Load(), c.pendingTokens.Load(), c.kvTokens.Load()}
+	t := c.tokens.Load()
+	return Booked{Requests: c.requests.Load(), PendingTokens: t & (1<<kvShift - 1), KVTokens: t >> kvShift}
 }
 
 // Epoch changes when the server is found to have restarted, and no two endpoints that ever had the same slot share one:

@@ -66,12 +66,15 @@ func (e *EndpointView) restore(t *Table, row *Row, now Instant) {
 		}
 		t.SetServed(ep, served)
 	}
-	if e.PrefillTokensPerSecond != nil {
-		ep.PrefillTokensPerSecond.Store(*e.PrefillTokensPerSecond)
+	rate := 0.0
+	take(&rate, e.PrefillTokensPerSecond)
+	ep.Relearn(rate, e.Learned)
+	ep.Remember(e.PlacedAdapters, now, true)
+	if age := e.Booked.ProgressAgeSeconds; age != nil {
+		ep.live.progressAt.Store(max(1, now-Instant(*age*float64(time.Second))))
 	}
 	ep.live.requests.Store(e.Booked.Requests)
-	ep.live.pendingTokens.Store(e.Booked.PendingTokens)
-	ep.live.kvTokens.Store(e.Booked.KVTokens)
+	ep.live.tokens.Store(e.Booked.KVTokens<<kvShift + e.Booked.PendingTokens)
 	if f := e.Load.Foreign; f != nil {
 		t.mu.Lock()
 		if en := t.lookup(ep); en != nil {

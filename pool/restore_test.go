@@ -27,8 +27,12 @@ func TestViewsCanBeRestored(t *testing.T) {
 	}, At: 2e9})
 	tab.SetServed(a, &Served{Models: []Model{{ID: "m"}, {ID: "x", Parent: "m"}}, At: 2e9})
 	a.PrefillTokensPerSecond.Store(1234)
-	var booking Booking
+	a.AdapterLoadSeconds.Store(0.25)
+	a.SetLearned(1.5, 0)
+	var booking, second Booking
 	tab.Load().Rows[0].Book(&booking, Claim{PendingTokens: 10, KVTokens: 30, At: 3e9})
+	tab.Load().Rows[0].Book(&second, Claim{PendingTokens: 20, KVTokens: 40, Adapter: HashName("x"), At: 3e9})
+	second.FirstToken(35e8)
 	tab.SetState(b, Draining, true, 3e9)
 	b.SetBusyUntil(9e9)
 

@@ -224,9 +224,9 @@ func (e *Endpoint) identity() identity { return identity{e.Pool, e.URL, e.Source
 
 func (c *counters) reset() {
 	c.requests.Store(0)
-	c.pendingTokens.Store(0)
-	c.kvTokens.Store(0)
+	c.tokens.Store(0)
 	c.intakeTokens.Store(0)
+	c.progressAt.Store(0)
 	c.ejectedUntil.Store(0)
 	c.busyUntil.Store(0)
 	c.learned.Store(0)
@@ -257,6 +257,7 @@ func (t *Table) Observe(e *Endpoint, o Observation) (restarted bool) {
 	if n := 2 * int(o.Load.MaxAdapters); n > len(e.Adapters().slots) {
 		e.growAdapters(min(n, 256))
 	}
+	e.observeRanks(o.Load)
 	now := e.Booked()
 	ours := Booked{
 		Requests:      max(o.Before.Requests, now.Requests),

@@ -7,6 +7,8 @@ import "slices"
 type View struct {
 	Version   uint64         `json:"version"`
 	Endpoints []EndpointView `json:"endpoints"`
+	// Learned is what has been learned from each pool's traffic. A snapshot does not hold that: who shows one fills it in.
+	Learned []LearnedView `json:"learned,omitempty"`
 }
 
 // An EndpointView describes one endpoint.
@@ -22,6 +24,10 @@ type EndpointView struct {
 	ServableAdapters []AdapterView `json:"servable_adapters,omitempty"`
 	// PrefillTokensPerSecond has been learned from traffic; absent when unknown.
 	PrefillTokensPerSecond *float64 `json:"prefill_tokens_per_second,omitempty"`
+	// Learned is what else has been.
+	Learned *LearnedEndpoint `json:"learned,omitempty"`
+	// PlacedAdapters are the adapters that this gateway has sent there, the latest first.
+	PlacedAdapters []PlacedAdapter `json:"placed_adapters,omitempty"`
 
 	Load   LoadView   `json:"load"`
 	Booked BookedView `json:"booked"`
@@ -71,6 +77,8 @@ type BookedView struct {
 	Requests      int64 `json:"requests"`
 	PendingTokens int64 `json:"pending_tokens"`
 	KVTokens      int64 `json:"kv_tokens"`
+	// ProgressAgeSeconds is the time since the endpoint last showed that it gets on with what is pending.
+	ProgressAgeSeconds *float64 `json:"progress_age_seconds,omitempty"`
 }
 
 func known[T any](l Fields, f Fields, v T) *T {
@@ -111,7 +119,9 @@ func (r *Row) View(now Instant) EndpointView {
 			AdapterSlotsUsed:      known(l.Known, KnowsAdapterSlots, l.AdapterSlotsUsed),
 			Engines:               []EngineView{},
 		},
-		Booked: BookedView(b),
+		Booked:         BookedView{Requests: b.Requests, PendingTokens: b.PendingTokens, KVTokens: b.KVTokens},
+		Learned:        r.LearnedView(),
+		PlacedAdapters: r.PlacedAdapters(now),
 	}
 	if v.Dialect == "" {
 		v.Dialect = r.Endpoint.Spec().Dialect
@@ -140,6 +150,9 @@ func (r *Row) View(now Instant) EndpointView {
 		v.Load.ScrapeAgeSeconds = new(max(0, now.Sub(r.ScrapedAt).Seconds()))
 		f := ForeignView(r.Foreign)
 		v.Load.Foreign = &f
+	}
+	if at := r.ProgressAt(); b.PendingTokens > 0 && at != 0 {
+		v.Booked.ProgressAgeSeconds = new(max(0, now.Sub(at).Seconds()))
 	}
 	if rate := r.Endpoint.PrefillTokensPerSecond.Load(); rate > 0 {
 		v.PrefillTokensPerSecond = &rate

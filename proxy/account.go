@@ -127,6 +127,10 @@ func (x *exchange) record(f *failure) {
 	}
 	r.PromptTokens = int64(d.PromptTokens)
 	r.NewTokens = int64(d.PromptTokens - d.CachedTokens)
+	r.PredictedSeconds = d.FirstToken.Seconds()
+	if r.TTFTSeconds > 0 && !x.sentAt.IsZero() {
+		r.AnsweredSeconds = x.firstToken.Sub(x.sentAt).Seconds()
+	}
 	r.AdapterResident = r.Adapter != "" && !d.Cold
 }
 
@@ -437,7 +441,7 @@ func (x *exchange) scan(data []byte) {
 	}
 	// The first token, or the first byte of an answer that shows none.
 	x.firstToken = time.Now()
-	x.booking.FirstToken()
+	x.booking.FirstToken(x.h.opts.Now())
 	x.pool.roomMade()
 	if x.wantsStream && x.resp.events && x.pinned == nil {
 		x.pool.Policy.FirstToken(&x.decision, x.firstToken.Sub(x.sentAt))

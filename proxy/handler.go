@@ -668,7 +668,7 @@ func (x *exchange) predictFirstToken() {
 		x.timer = time.AfterFunc(d, func() {
 			// A run that was late for an earlier request comes before its time for this one.
 			if gen := x.timerGen.Load(); time.Now().UnixNano() >= x.timerAt.Load() {
-				x.booking.FirstTokenOf(gen)
+				x.booking.FirstTokenOf(gen, x.h.opts.Now())
 				x.h.roomMade()
 			}
 		})
@@ -694,6 +694,7 @@ func (x *exchange) fillRequestHead(h *requestHead, ep *endpoint) {
 		apiKey:      x.pool.APIKey,
 		dropAuth:    x.pool.DropAuthorization || x.caller != nil,
 		requestID:   x.requestID,
+		rank:        x.decision.Rank,
 		forwarded:   x.h.forwarded,
 		clientIP:    x.ipBuf[:x.ipLen],
 		clientHost:  x.ctx.Request.Header.Host(),

@@ -202,6 +202,7 @@ type requestHead struct {
 	apiKey         string // replaces the client's Authorization; "" keeps it
 	dropAuth       bool   // the client's Authorization and API keys go no further
 	requestID      []byte
+	rank           int32 // number of the data-parallel engine, from 1; 0 names none
 	forwarded      forwardedMode
 	clientIP       []byte
 	clientHost     []byte
@@ -293,6 +294,10 @@ func appendRequestHead(dst []byte, h *requestHead) []byte {
 	}
 	dst = append(dst, "X-Request-Id: "...)
 	dst = append(dst, h.requestID...)
+	if h.rank > 0 {
+		dst = append(dst, "\r\nX-data-parallel-rank: "...)
+		dst = strconv.AppendInt(dst, int64(h.rank-1), 10)
+	}
 	if h.forwarded != forwardedOff {
 		dst = append(dst, "\r\nX-Forwarded-For: "...)
 		if len(forwardedFor) > 0 {

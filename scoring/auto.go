@@ -17,6 +17,13 @@ type CostWeights struct {
 	Overflow float32 // per token of need beyond Guard: preemption recomputes (4)
 	Guard    float32 // share of the KV cache that is left to be filled, 0..1 (0.95)
 
+	// Attention is how much longer each token of context makes the prefill of a token, as a share of a first token's
+	// (5e-5): a prompt of 85,000 tokens keeps a server busy three times as long as ten of 8,500.
+	Attention float32
+	// Progress is the largest share of an endpoint's pending tokens that is taken to be done before a first token tells
+	// so, 0..1 (0.9), by the time since it last got on and its rate.
+	Progress float32
+
 	StaleTokens     float32 // handicap of an endpoint whose load is unknown or stale (16384)
 	SlowStartTokens float32 // handicap of an endpoint that just came back, falling to 0 over SlowStart (16384)
 
@@ -31,6 +38,8 @@ func (w CostWeights) withDefaults() CostWeights {
 		KV:              orDefault(w.KV, 0.05),
 		Overflow:        orDefault(w.Overflow, 4),
 		Guard:           orDefault(w.Guard, 0.95),
+		Attention:       orDefault(w.Attention, 5e-5),
+		Progress:        orDefault(w.Progress, 0.9),
 		StaleTokens:     orDefault(w.StaleTokens, 16384),
 		SlowStartTokens: orDefault(w.SlowStartTokens, 16384),
 		MarginTokens:    orDefault(w.MarginTokens, 64),
@@ -60,8 +69,9 @@ func (t *Terms) Sum() float32 {
 
 // price are the numbers that one decision's costs have in common.
 type price struct {
-	w          CostWeights
-	own        float32 // (1 + w) · prompt
+	w          *CostWeights
+	own        float32 // (1 + w) · work of the whole prompt
+	rate       float32 // work that the fastest endpoint does in a nanosecond; 0 is unknown
 	need       float32
 	waiting    float32 // tokens that a foreign waiting request stands for
 	now        pool.Instant
@@ -75,7 +85,10 @@ func (x *price) of(r *pool.Row, t *Terms) float32 {
 	b := r.Booked()
 	slowness, learnedKV := r.Learned()
 	used, capacity := float32(b.KVTokens), float32(r.KVCapacity)
-	pending, stale, slow, overflow := float32(b.PendingTokens), float32(0), float32(0), float32(0)
+	if slowness == 0 {
+		slowness = 1
+	}
+	pending, stale, slow, overflow := x.pending(r, b.PendingTokens, slowness), float32(0), float32(0), float32(0)
 	if r.Fresh(x.now, x.staleAfter) {
 		pending += float32(r.Foreign.Waiting) * x.waiting
 		used += float32(r.Foreign.KVTokens)
@@ -92,9 +105,6 @@ func (x *price) of(r *pool.Row, t *Terms) float32 {
 	if over := used + x.need - x.w.Guard*capacity; over > 0 {
 		overflow = x.w.Overflow * over
 	}
-	if slowness == 0 {
-		slowness = 1
-	}
 	if r.Weight != 1 {
 		slowness /= r.Weight
 	}
@@ -107,6 +117,32 @@ func (x *price) of(r *pool.Row, t *Terms) float32 {
 	}
 	return (pending+x.own+kv+overflow)*slowness + stale + slow
 }
+
+// pending is what is left of the booked pending tokens at x.now. Servers prefill in order and in chunks, so what they have
+// done since they last got on is of the prompts that are booked.
+func (x *price) pending(r *pool.Row, booked int64, slowness float32) float32 {
+	p := float32(booked)
+	if since := x.now - r.ProgressAt(); p > 0 && since > 0 {
+		p -= min(float32(since)*x.rate/slowness, x.w.Progress*p)
+	}
+	return p
+}
+
+// pending is price.pending for one row.
+func (p *Policy) pending(r *pool.Row, booked int64, now pool.Instant) float32 {
+	x := price{w: &p.cost, rate: float32(p.learn.rate.Load() / 1e9), now: now}
+	slowness, _ := r.Learned()
+	return x.pending(r, booked, max(slowness, 1))
+}
+
+// work is the prefill of tokens without any in the cache: what a later part of a prompt costs is a difference of two.
+func (w *CostWeights) work(tokens int32) float32 {
+	t := float32(tokens)
+	return t + w.Attention/2*t*t
+}
+
+// maxClaim bounds the work of one request, so that thousands of them are below 2³².
+const maxClaim = 1 << 26
 
 // priorKVCapacity is believed of an endpoint that tells neither its KV size nor enough to learn it: an 8B model on a GPU
 // with 40 GB. Too small a number only makes full endpoints look full early, all alike.
@@ -144,9 +180,11 @@ func (p *Policy) auto(sc *scratch, rec *recorder, d *Decision) (version uint64, 
 		sc.cost, sc.versions = make([]float32, n), make([]uint64, n)
 	}
 	cost, versions := sc.cost[:len(rows)], sc.versions[:len(rows)]
-	x := price{
-		w:          p.cost,
-		own:        (1 + p.cost.OwnWork) * float32(c.prompt),
+	x := &sc.price
+	*x = price{
+		w:          &p.cost,
+		own:        (1 + p.cost.OwnWork) * p.cost.work(c.prompt),
+		rate:       float32(p.learn.rate.Load() / 1e9),
 		need:       float32(c.need),
 		waiting:    float32(p.learn.meanNewTokens()),
 		now:        c.now,
@@ -182,13 +220,13 @@ func (p *Policy) auto(sc *scratch, rec *recorder, d *Decision) (version uint64, 
 
 	longest, held := 0, int32(0) // blocks and tokens of the prompt that somebody holds
 	for _, m := range c.matched {
-		i, ok := slices.BinarySearch(rows, m.row)
-		if !ok || cost[i] == math.MaxFloat32 {
+		i := position(rows, m.row)
+		if i < 0 || cost[i] == math.MaxFloat32 {
 			continue
 		}
 		longest, held = max(longest, m.blocks), max(held, m.tokens)
 		r := &c.snapshot.Rows[m.row]
-		saved := (1 + x.w.OwnWork) * float32(m.tokens)
+		saved := (1 + x.w.OwnWork) * x.w.work(m.tokens)
 		if s, _ := r.Learned(); s != 0 {
 			saved *= s
 		}
@@ -207,41 +245,26 @@ func (p *Policy) auto(sc *scratch, rec *recorder, d *Decision) (version uint64, 
 	if len(c.req.Prefix) > longest {
 		key = c.req.Prefix[longest]
 	}
-	if a := c.req.adapter(); a != 0 {
-		if !p.adapterPrices(sc, &x, cost, rec) {
+	a := c.req.adapter()
+	if a != 0 {
+		if !p.adapterPrices(sc, x, cost, rec) {
 			key = a
 		}
-		best = float32(math.MaxFloat32)
-		for _, v := range cost {
-			best = min(best, v)
-		}
+		best = least(cost)
 	}
 	if best == math.MaxFloat32 {
 		return 0, c.nothing()
 	}
-	// One pass finds the two least costs and, if there is a key, its first choice within the margin.
-	pick := -1
-	least, second := -1, -1
-	leastCost, secondCost := float32(math.MaxFloat32), float32(math.MaxFloat32)
-	highest := uint64(0)
-	limit := best + margin
-	for i, v := range cost {
-		if v < secondCost {
-			if second, secondCost = i, v; v < leastCost {
-				second, secondCost, least, leastCost = least, leastCost, i, v
-			}
-		}
-		if v <= limit && key != 0 {
-			if h := pool.Rendezvous(all[rows[i]].Endpoint.IDHash, key); pick < 0 || h > highest {
-				pick, highest = i, h
-			}
-		}
+	pick, first, second := p.pickLeast(c, cost, best+margin, key)
+	for a != 0 && (p.priceOf(sc, first, cost) || pick >= 0 && p.priceOf(sc, pick, cost)) {
+		best = least(cost)
+		pick, first, second = p.pickLeast(c, cost, best+margin, key)
 	}
 	if key == 0 {
 		pick = p.uniformMin(cost, best)
 	}
-	if pick != least {
-		second = least
+	if pick != first {
+		second = first
 	}
 
 	c.tier = tierGood
@@ -268,6 +291,46 @@ func (p *Policy) auto(sc *scratch, rec *recorder, d *Decision) (version uint64, 
 		rec.costs(c, cost)
 	}
 	return versions[pick], nil
+}
+
+func least(cost []float32) float32 {
+	best := float32(math.MaxFloat32)
+	for _, v := range cost {
+		best = min(best, v)
+	}
+	return best
+}
+
+// pickLeast finds the positions of the two least costs and, if there is a key, of its first choice under rendezvous hashing
+// among those up to limit; -1 is none.
+func (p *Policy) pickLeast(c *Candidates, cost []float32, limit float32, key uint64) (pick, first, second int) {
+	pick, first, second = -1, -1, -1
+	firstCost, secondCost := float32(math.MaxFloat32), float32(math.MaxFloat32)
+	highest := uint64(0)
+	for i, v := range cost {
+		if v < secondCost {
+			if second, secondCost = i, v; v < firstCost {
+				second, secondCost, first, firstCost = first, firstCost, i, v
+			}
+		}
+		if v <= limit && key != 0 {
+			if h := pool.Rendezvous(c.snapshot.Rows[c.target.Rows[i]].Endpoint.IDHash, key); pick < 0 || h > highest {
+				pick, highest = i, h
+			}
+		}
+	}
+	return pick, first, second
+}
+
+// position is where row is in rows, which ascend; -1 if it isn't.
+func position(rows []int32, row int32) int {
+	if i := int(row - rows[0]); i >= 0 && i < len(rows) && rows[i] == row {
+		return i // Fast path: all rows of a pool serve its model.
+	}
+	if i, ok := slices.BinarySearch(rows, row); ok {
+		return i
+	}
+	return -1
 }
 
 // uniformMin returns a position of best in cost, each as likely as the others.

@@ -101,14 +101,15 @@ func BenchmarkPrefix(b *testing.B) {
 	b.Run("hash+lookup+insert", func(b *testing.B) {
 		x := NewIndex(0)
 		var out [maxMatches]match
+		var seen slotSet
 		b.ReportAllocs()
 		req := Request{Target: target, PromptTokens: 100_000, PromptBytes: 400_000}
 		for seed := uint64(0); b.Loop(); seed++ {
 			hashes = HashPrefix(hashes[:0], seed, body) // another prompt each time: entries that no cache holds
 			req.Prefix = hashes
-			x.lookup(&req, s, out[:0])
+			x.lookup(&req, s, out[:0], &seen)
 			x.insert(&req, &s.Rows[seed%8], blockScale{perByte: 0.25, most: 99_999})
-			if n := len(x.lookup(&req, s, out[:0])); n != 1 {
+			if n := len(x.lookup(&req, s, out[:0], &seen)); n != 1 {
 				b.Fatal("not found")
 			}
 		}

@@ -241,10 +241,8 @@ func (c *Candidates) gather(rec *recorder) error {
 	}
 	c.tier = best
 	for _, m := range c.matched {
-		for i, ri := range c.index {
-			if ri == m.row {
-				c.cached[i] = m.tokens
-			}
+		if i := position(c.index, m.row); i >= 0 {
+			c.cached[i] = m.tokens
 		}
 	}
 	return nil

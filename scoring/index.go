@@ -38,6 +38,7 @@ const (
 	epochMask  = 1<<epochBits - 1
 	ownerShift = stampBits // to epoch and slot
 	tagShift   = stampBits + slotBits + epochBits
+	ownerMask  = 1<<(slotBits+epochBits) - 1
 
 	stampTokens = 64
 
@@ -85,8 +86,12 @@ func tag(hash uint64) uint64 {
 	return max(hash&(1<<tagBits-1), 1)
 }
 
+// A block that more endpoints hold than its bucket has room for goes on in further buckets: the beginning of a prompt that
+// everybody sends is everywhere.
+const chainBuckets = 4
+
 // maxMatches bounds the endpoints that are found for one prompt.
-const maxMatches = bucketWords
+const maxMatches = chainBuckets * bucketWords
 
 // A match is an endpoint that holds the start of a prompt.
 type match struct {
@@ -99,55 +104,89 @@ type match struct {
 	limit uint64 // largest age of an entry that it still holds
 }
 
-// lookup appends to out the endpoints of req's pool that hold the start of its prompt, and how much of it each holds.
-func (x *Index) lookup(req *Request, s *pool.Snapshot, out []match) []match {
+// A slotSet is a set of slots; it is 8 KiB.
+type slotSet [1 << slotBits / 64]uint64
+
+func (s *slotSet) has(slot uint64) bool { return s[slot/64]>>(slot%64)&1 != 0 }
+func (s *slotSet) add(slot uint64)      { s[slot/64] |= 1 << (slot % 64) }
+
+// lookup appends to out the endpoints of req's pool that hold the start of its prompt, and how much of it each holds. seen
+// is scratch, and empty before and after.
+//
+// It goes from the last block to the first, so that the first entry of an endpoint is the longest prefix that it holds: an
+// entry stands for all blocks before it, which are forgotten later, both by servers and here. Those that no longer have
+// room in the table, because more endpoints hold them than fit, are not missed that way. An entry counts with the one
+// before it only: tags are short, and a prompt has hundreds of blocks.
+func (x *Index) lookup(req *Request, s *pool.Snapshot, out []match, seen *slotSet) []match {
 	prefix := req.Prefix
-	t := tag(prefix[0])
-	b := x.bucket(prefix[0])
-	for i := range b {
-		w := b[i].Load()
-		if w>>tagShift != t {
-			continue
-		}
-		row := s.RowOf(uint16(w >> ownerShift))
-		if row < 0 {
-			continue
-		}
-		m := match{row: row, blocks: 1}
-		m.at(&s.Rows[row])
-		if w>>ownerShift&(1<<(slotBits+epochBits)-1) != m.owner || m.age(w) > m.limit || hasOwner(out, m.owner) {
-			continue
-		}
-		out = append(out, m)
-	}
-	for k := 1; k < len(prefix) && len(out) > 0; k++ {
-		if k%touchBlocks == touchBlocks/4 { // not before there is a match worth following
-			x.touch(prefix[k:min(k+touchBlocks, len(prefix))])
+	rows := len(req.Target.Rows)
+	touched := len(prefix)
+	for k := len(prefix) - 1; k >= 0 && len(out) < min(rows, maxMatches); k-- {
+		if k < touched {
+			touched = max(0, k+1-touchBlocks)
+			x.touch(prefix[touched : k+1])
 		}
 		t := tag(prefix[k])
 		b := x.bucket(prefix[k])
-		more := false
-		for i := range b {
-			w := b[i].Load()
-			if w>>tagShift != t {
-				continue
-			}
-			owner := w >> ownerShift & (1<<(slotBits+epochBits) - 1)
-			for j := range out {
-				if m := &out[j]; m.owner == owner {
-					if m.blocks == k && m.age(w) <= m.limit {
-						m.blocks++
-						more = true
-					}
+		for link := uint64(1); ; link++ {
+			same := 0
+			for i := range b {
+				w := b[i].Load()
+				if w>>tagShift != t {
+					continue
+				}
+				same++
+				slot := w >> ownerShift & slotMask
+				if seen.has(slot) {
+					continue
+				}
+				row := s.RowOf(uint16(slot))
+				if row < 0 {
+					continue
+				}
+				m := match{row: row, blocks: k + 1}
+				m.at(&s.Rows[row])
+				if w>>ownerShift&ownerMask != m.owner || m.age(w) > m.limit || k > 0 && !x.holds(prefix[k-1], m.owner) {
+					continue
+				}
+				seen.add(slot)
+				if out = append(out, m); len(out) == maxMatches {
 					break
 				}
 			}
-		}
-		if !more {
-			break
+			if same < bucketWords || link == chainBuckets || len(out) == maxMatches {
+				break
+			}
+			b = x.bucket(mix(prefix[k], link))
 		}
 	}
+	for i := range out {
+		seen[(out[i].owner&slotMask)/64] = 0
+	}
 	return out
+}
+
+// holds reports whether owner has an entry for the block, however old, or may have lost it for want of room.
+func (x *Index) holds(hash, owner uint64) bool {
+	t := tag(hash)
+	key := t<<(slotBits+epochBits) | owner
+	b := x.bucket(hash)
+	for link := uint64(1); ; link++ {
+		same := 0
+		for i := range b {
+			w := b[i].Load()
+			if w>>ownerShift == key {
+				return true
+			}
+			if w>>tagShift == t {
+				same++
+			}
+		}
+		if same < bucketWords || link == chainBuckets {
+			return same == bucketWords
+		}
+		b = x.bucket(mix(hash, link))
+	}
 }
 
 // at fills m with what r's endpoint is now.
@@ -166,15 +205,6 @@ func (m *match) age(word uint64) uint64 { return (m.clock - word) & stampMask }
 
 func owner(r *pool.Row) uint64 {
 	return uint64(r.Endpoint.Epoch()&epochMask)<<slotBits | uint64(r.Slot)
-}
-
-func hasOwner(ms []match, owner uint64) bool {
-	for i := range ms {
-		if ms[i].owner == owner {
-			return true
-		}
-	}
-	return false
 }
 
 // touch loads the buckets of hashes, so that the misses of all of them overlap. It returns something that depends on every
@@ -213,6 +243,40 @@ func (x *Index) insert(req *Request, r *pool.Row, sc blockScale) {
 	// those the server has taken in one block more, to what is older nothing has changed. How many are how old is not
 	// known; taken as spread evenly, the share of them is the block's age over the oldest possible one.
 	r.Endpoint.TakeIn(int64(reread / max(m.limit, 1)))
+}
+
+// adapterKey stands for an adapter as a block does for a prefix.
+func adapterKey(t *pool.Target) uint64 { return mix(t.Hash, 0x61646170746572) }
+
+// insertAdapter notes that r's endpoint was sent a request for the adapter.
+func (x *Index) insertAdapter(t *pool.Target, r *pool.Row) {
+	var m match
+	m.at(r)
+	x.clocks[r.Slot].Store(m.owner<<ownerShift | m.clock&stampMask)
+	x.put(adapterKey(t), m.owner, m.clock&stampMask)
+}
+
+// holders appends to out the rows that have been sent what hash stands for, however long ago.
+func (x *Index) holders(hash uint64, s *pool.Snapshot, out []int32) []int32 {
+	t := tag(hash)
+	b := x.bucket(hash)
+	for link := uint64(1); ; link++ {
+		same := 0
+		for i := range b {
+			w := b[i].Load()
+			if w>>tagShift != t {
+				continue
+			}
+			same++
+			if row := s.RowOf(uint16(w >> ownerShift)); row >= 0 && owner(&s.Rows[row]) == w>>ownerShift&ownerMask && len(out) < cap(out) {
+				out = append(out, row)
+			}
+		}
+		if same < bucketWords || link == chainBuckets {
+			return out
+		}
+		b = x.bucket(mix(hash, link))
+	}
 }
 
 // A blockScale says how many tokens the blocks of a request's Prefix stand for.
@@ -260,40 +324,50 @@ func (x *Index) put(hash, owner, stamp uint64) (before uint64) {
 	t := tag(hash)
 	key := t<<(slotBits+epochBits) | owner
 	b := x.bucket(hash)
-	free := -1
-	for i := range b {
-		w := b[i].Load()
-		if w>>ownerShift == key {
-			// A difference that wraps is a stamp older than the one there: this block lies further back in this prompt.
-			if d := (stamp - w) & stampMask; d >= restampUnits && d < stampMask-longestUnits {
-				b[i].Store(key<<ownerShift | stamp)
+	for link := uint64(1); ; link++ {
+		free, same := -1, 0
+		for i := range b {
+			w := b[i].Load()
+			if w>>ownerShift == key {
+				// A difference that wraps is a stamp older than the one there: this block lies further back in this prompt.
+				if d := (stamp - w) & stampMask; d >= restampUnits && d < stampMask-longestUnits {
+					b[i].Store(key<<ownerShift | stamp)
+				}
+				return w
 			}
-			return w
+			if w>>tagShift == t {
+				same++
+			}
+			if w == 0 && free < 0 {
+				free = i
+			}
 		}
-		if w == 0 && free < 0 {
-			free = i
+		if free < 0 {
+			if victim, void := x.oldest(b); void || same < bucketWords || link == chainBuckets {
+				free = victim
+			}
 		}
+		if free >= 0 {
+			b[free].Store(key<<ownerShift | stamp)
+			return 0
+		}
+		b = x.bucket(mix(hash, link))
 	}
-	if free < 0 {
-		free = x.oldest(b)
-	}
-	b[free].Store(key<<ownerShift | stamp)
-	return 0
 }
 
-// oldest is the entry whose endpoint has taken in most since, or is another process by now.
-func (x *Index) oldest(b []atomic.Uint64) int {
-	victim, most := 0, uint64(0)
+// oldest is the entry whose endpoint has taken in most since, or is another process by now, which makes it void.
+func (x *Index) oldest(b []atomic.Uint64) (victim int, void bool) {
+	most := uint64(0)
 	for i := range b {
 		w := b[i].Load()
 		c := x.clocks[w>>ownerShift&slotMask].Load()
 		age := (c - w) & stampMask
-		if (c^w)>>ownerShift&(1<<(slotBits+epochBits)-1) != 0 {
-			return i
+		if (c^w)>>ownerShift&ownerMask != 0 {
+			return i, true
 		}
 		if age > most {
 			victim, most = i, age
 		}
 	}
-	return victim
+	return victim, false
 }

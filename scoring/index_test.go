@@ -180,7 +180,7 @@ func TestHotPrefixSpreadsWithLoad(t *testing.T) { // B9
 		b := &bookings[i%len(bookings)]
 		b.End()
 		choose(t, p, prompt(s, append(body, text(i, 600)...)), s, b)
-		bookings[(i+len(bookings)/2)%len(bookings)].FirstToken()
+		bookings[(i+len(bookings)/2)%len(bookings)].FirstToken(second0 + 1)
 	}
 	for i := range s.Rows {
 		if n := s.Rows[i].Booked().Requests; n < 512/8/2 || n > 512/8*2 {
@@ -195,7 +195,7 @@ func TestPrefixesAgeWithTheCache(t *testing.T) {
 	r := &s.Rows[0]
 	x := NewIndex(1 << 20)
 	found := func(req *Request) int {
-		if m := x.lookup(req, s, nil); len(m) > 0 {
+		if m := x.lookup(req, s, nil, new(slotSet)); len(m) > 0 {
 			return m[0].blocks
 		}
 		return 0
@@ -253,11 +253,11 @@ func TestPrefixesOfAnEndpointThatLeftAreVoid(t *testing.T) {
 		}
 		s := tab.Load()
 		req := prompt(s, text(1, 4000))
-		if m := x.lookup(req, s, nil); len(m) != 0 {
+		if m := x.lookup(req, s, nil, new(slotSet)); len(m) != 0 {
 			t.Fatalf("pod %d is believed to hold what pod %d was sent", i, i-1)
 		}
 		x.insert(req, &s.Rows[0], blockScale{perByte: 0.25, most: 999})
-		if m := x.lookup(req, s, nil); len(m) != 1 {
+		if m := x.lookup(req, s, nil, new(slotSet)); len(m) != 1 {
 			t.Fatalf("pod %d: its own entry is not found", i)
 		}
 	}
@@ -291,7 +291,7 @@ func TestIndexIsBounded(t *testing.T) { // G1
 	for i := n - 50; i < n; i++ {
 		binary.LittleEndian.PutUint64(body, uint64(i))
 		req.Prefix = HashPrefix(req.Prefix[:0], 1, body)
-		if m := x.lookup(req, s, nil); len(m) != 1 || m[0].blocks < len(req.Prefix)/2 || m[0].row != int32(i%4) {
+		if m := x.lookup(req, s, nil, new(slotSet)); len(m) != 1 || m[0].blocks < len(req.Prefix)/2 || m[0].row != int32(i%4) {
 			t.Errorf("prompt %d of %d is not found", i, n)
 		}
 	}
@@ -341,4 +341,114 @@ func FuzzHashPrefix(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A system prompt that every conversation begins with is soon on more endpoints than a bucket has entries for. The
+// conversations go back to where they were all the same, however large the fleet.
+func TestConversationsReturnInLargeFleets(t *testing.T) {
+	for _, n := range []int{24, 64, 200} {
+		s := newTable(t, n, nil).Load()
+		p := newPolicy(t, Config{Index: NewIndex(4 << 20)})
+		system := text(0, 4096)
+		bookings := make([]pool.Booking, 2*n)
+		const conversations = 600
+		went := make([]int, conversations)
+		used := make(map[int]bool)
+		turn := func(i, n int) *Request {
+			return prompt(s, append(bytes.Clone(system), text(i+1, n)...))
+		}
+		for i := range went {
+			b := &bookings[i%len(bookings)]
+			b.End()
+			went[i] = choose(t, p, turn(i, 3000), s, b)
+			used[went[i]] = true
+		}
+		for i := range bookings {
+			bookings[i].End()
+		}
+		if len(used) < n/2 {
+			t.Errorf("%d endpoints: conversations under load went to %d of them", n, len(used))
+		}
+		back := 0
+		var b pool.Booking
+		for i := range went {
+			if choose(t, p, turn(i, 6000), s, &b) == went[i] {
+				back++
+			}
+			b.End()
+		}
+		if back < conversations*97/100 {
+			t.Errorf("%d endpoints: %d of %d conversations went back to theirs; want nearly all", n, back, conversations)
+		}
+	}
+}
+
+func TestPrefixHeldByAHundredEndpointsIsFound(t *testing.T) {
+	s := newTable(t, 100, nil).Load()
+	x := NewIndex(1 << 20)
+	req := prompt(s, text(1, 8000))
+	sc := blockScale{perByte: 0.25, most: 1999}
+	for i := range s.Rows {
+		x.insert(req, &s.Rows[i], sc)
+	}
+	var seen slotSet
+	m := x.lookup(req, s, nil, &seen)
+	if len(m) != maxMatches {
+		t.Errorf("%d of 100 holders found; want %d", len(m), maxMatches)
+	}
+	rows := make(map[int32]bool)
+	for _, f := range m {
+		if f.blocks != len(req.Prefix) || rows[f.row] {
+			t.Errorf("row %d with %d blocks; want each once, with %d", f.row, f.blocks, len(req.Prefix))
+		}
+		rows[f.row] = true
+	}
+	if seen != (slotSet{}) {
+		t.Error("the scratch set is not empty afterwards")
+	}
+	if m := x.lookup(prompt(s, text(2, 8000)), s, nil, &seen); len(m) != 0 {
+		t.Errorf("another prompt is found on %d endpoints", len(m))
+	}
+}
+
+func TestSavedPrefixesComeBack(t *testing.T) {
+	s := newTable(t, 3, nil).Load()
+	x := NewIndex(1 << 20)
+	p := newPolicy(t, Config{Index: x})
+	var b pool.Booking
+	const n = 60
+	went := make([]int, n)
+	for i := range went {
+		went[i] = choose(t, p, prompt(s, text(i, 5000)), s, &b)
+		b.End()
+	}
+	saved := x.Save(s)
+	// Another process: other endpoints on other slots, a new table.
+	again := newTable(t, 3, nil).Load()
+	y := NewIndex(1 << 20)
+	if y.Buckets() != x.Buckets() {
+		t.Fatal("tables of one size differ")
+	}
+	restore := func(y *Index, since int64) {
+		for i := range again.Rows {
+			y.Restore(&again.Rows[i], saved[i], since)
+		}
+	}
+	restore(y, 0)
+	back := newPolicy(t, Config{Index: y})
+	for i := range went {
+		if got := choose(t, back, prompt(again, text(i, 6000)), again, &b); got != went[i] {
+			t.Errorf("prompt %d went to %d; its prefix was saved on %d", i, got, went[i])
+		}
+		b.End()
+	}
+	// What others put into the caches meanwhile pushed them out.
+	z := NewIndex(1 << 20)
+	restore(z, 500_000)
+	for i := range went {
+		if m := z.lookup(prompt(again, text(i, 6000)), again, nil, new(slotSet)); len(m) != 0 {
+			t.Errorf("prompt %d is believed to be cached after 500,000 other tokens", i)
+		}
+	}
+	z.Restore(&again.Rows[0], []SavedPrefix{{Place: 1 << 60, Age: 1}, {Place: 0, Age: 1}, {Place: 5, Age: 1 << 30}}, 0)
 }

@@ -68,11 +68,12 @@ type Decision struct {
 	AheadTokens  int32         // pending prefill tokens found on the endpoint, foreign ones estimated
 	FirstToken   time.Duration // predicted time to the first token; see [Policy.PredictFirstToken]
 
-	Panic bool // every endpoint that serves the model was down or ejected, so all of them were tried
-	Busy  bool // every one asked to be left alone, so that was not heeded
-	Stale bool // the endpoint's load was unknown or too old: ranked on bookings alone
-	Cold  bool // the adapter was not believed to be on the endpoint
-	Looks int8 // times the table was looked at; more than 1 when another request booked in between
+	Panic bool  // every endpoint that serves the model was down or ejected, so all of them were tried
+	Busy  bool  // every one asked to be left alone, so that was not heeded
+	Stale bool  // the endpoint's load was unknown or too old: ranked on bookings alone
+	Cold  bool  // the adapter was not believed to be on the endpoint
+	Rank  int32 // number of the data-parallel engine that it is for, from 1; 0 leaves that to the server
+	Looks int8  // times the table was looked at; more than 1 when another request booked in between
 
 	waits       bool   // the first token tells of an adapter's load or of waiting for its slot, not of prefill alone
 	model       uint64 // hash of what was asked for, for learning
@@ -237,6 +238,12 @@ func (p *Policy) chosen(d *Decision, sc *scratch) {
 	req := sc.candidates.req
 	if p.index != nil && len(req.Prefix) > 0 {
 		p.index.insert(req, d.Row, sc.candidates.scale)
+		if d.Rank > 0 {
+			p.index.insertRank(req, d.Row, d.Rank, sc.candidates.scale)
+		}
+	}
+	if p.index != nil && req.Target.Adapter && len(req.Target.Rows) > lookAtAll {
+		p.index.insertAdapter(req.Target, d.Row)
 	}
 	for i := range p.scorers {
 		if o, ok := p.scorers[i].Scorer.(ChoiceObserver); ok {
@@ -274,7 +281,14 @@ type scratch struct {
 	cost       []float32 // of auto, by position in Target.Rows
 	versions   []uint64  // likewise
 	adapters   []adapterView
+	unpriced   []bool    // by position: the adapter's price is a bound
+	least      []float32 // that bound
+	pricings   int       // rows that may still be looked at; 0 where all have been
+	elsewhere  bool      // requests for the adapter are in flight somewhere
+	holders    [maxMatches]int32
+	price      price
 	matches    [maxMatches]match
+	seen       slotSet
 }
 
 func (p *Policy) release(sc *scratch) {
@@ -310,7 +324,7 @@ func (sc *scratch) prepare(p *Policy, req *Request, s *pool.Snapshot, now pool.I
 				c.scale.perByte = float64(c.prompt) / float64(req.PromptBytes)
 			}
 		}
-		c.matched = p.index.lookup(req, s, c.matched)
+		c.matched = p.index.lookup(req, s, c.matched, &sc.seen)
 		for i := range c.matched {
 			m := &c.matched[i]
 			m.tokens = p.index.believe(c.scale.tokens(m.blocks))
@@ -323,7 +337,17 @@ func (p *Policy) decide(c *Candidates, row int, cached int32, d *Decision) {
 	r := &c.snapshot.Rows[row]
 	b := r.Booked()
 	fresh := r.Fresh(c.now, p.staleAfter)
-	ahead := int32(b.PendingTokens)
+	rank := int32(0)
+	if ranks := r.Endpoint.Ranks(); ranks != nil && (p.name == autoName || p.name == weightedName) {
+		blocks := 0
+		for i := range c.matched {
+			if c.matched[i].row == int32(row) {
+				blocks = c.matched[i].blocks
+			}
+		}
+		rank, cached = p.chooseRank(c, r, ranks, blocks)
+	}
+	ahead := int32(p.pending(r, b.PendingTokens, c.now))
 	if fresh {
 		ahead += r.Foreign.Waiting * int32(p.learn.meanNewTokens())
 	}
@@ -337,9 +361,12 @@ func (p *Policy) decide(c *Candidates, row int, cached int32, d *Decision) {
 		Stale:        !fresh,
 		Panic:        c.tier == tierEjected,
 		Busy:         c.tier == tierBusy,
+		Rank:         rank,
 		Claim: pool.Claim{
-			PendingTokens: int64(max(c.prompt-cached, 1)),
+			PendingTokens: int64(min(max(p.cost.work(c.prompt)-p.cost.work(cached), 1), maxClaim)),
+			NewTokens:     int64(max(c.prompt-cached, 1)),
 			KVTokens:      int64(c.need),
+			Rank:          rank,
 			Adapter:       c.req.adapter(),
 			At:            c.now,
 		},

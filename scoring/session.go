@@ -21,7 +21,6 @@ type session struct{ words []atomic.Uint64 }
 const (
 	sessionSets = 1 << 14
 	sessionWays = 8 // 131,072 sessions, 1 MiB
-	ownerMask   = 1<<(slotBits+epochBits) - 1
 )
 
 func (s *session) set(req *Request) (words []atomic.Uint64, key uint64) {

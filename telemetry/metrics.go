@@ -44,7 +44,7 @@ type Metrics struct {
 	registry *prometheus.Registry
 
 	requests, tokens, attempts, bytesIn, bytesOut, scrapes *prometheus.CounterVec
-	duration, firstToken, perToken, queue, decision        *prometheus.HistogramVec
+	duration, firstToken, perToken, queue, decision, ratio *prometheus.HistogramVec
 	scrapeDuration                                         prometheus.Histogram
 	reloadOK, reloadAt, draining                           prometheus.Gauge
 	folded                                                 prometheus.Counter
@@ -78,6 +78,7 @@ type outcomeCounter struct {
 
 type poolSeries struct {
 	queue, decision   prometheus.Observer
+	ratio             prometheus.Observer
 	bytesIn, bytesOut prometheus.Counter
 }
 
@@ -123,7 +124,7 @@ func New(o Options) *Metrics {
 	m.requests, m.tokens, m.attempts = counters(Requests), counters(Tokens), counters(Attempts)
 	m.bytesIn, m.bytesOut, m.scrapes = counters(RequestBytes), counters(ResponseBytes), counters(Scrapes)
 	m.duration, m.firstToken, m.perToken = histograms(RequestDuration), histograms(TimeToFirstToken), histograms(TimePerOutputToken)
-	m.queue, m.decision = histograms(QueueDuration), histograms(DecisionDuration)
+	m.queue, m.decision, m.ratio = histograms(QueueDuration), histograms(DecisionDuration), histograms(PredictionRatio)
 	m.reloadOK, m.reloadAt, m.draining = gauge(ReloadSuccessful), gauge(ReloadTimestamp), gauge(Draining)
 	m.folded = counters(LabelsFolded).WithLabelValues()
 	m.scrapeDuration = histograms(ScrapeDuration).WithLabelValues().(prometheus.Histogram)
@@ -170,6 +171,9 @@ func (m *Metrics) Observe(r *Record) {
 	if r.Decided {
 		p.queue.Observe(r.QueueSeconds)
 		p.decision.Observe(r.DecisionSeconds)
+		if r.PredictedSeconds > 0 && r.AnsweredSeconds > 0 && r.Status < 400 {
+			p.ratio.Observe(r.AnsweredSeconds / r.PredictedSeconds)
+		}
 	}
 	s.duration.Observe(r.DurationSeconds)
 	if r.TTFTSeconds > 0 && r.Status < 400 {
@@ -288,7 +292,7 @@ func (m *Metrics) pool(name string) *poolSeries {
 	defer m.mu.Unlock()
 	name = strings.Clone(name)
 	p := &poolSeries{
-		queue: m.queue.WithLabelValues(name), decision: m.decision.WithLabelValues(name),
+		queue: m.queue.WithLabelValues(name), decision: m.decision.WithLabelValues(name), ratio: m.ratio.WithLabelValues(name),
 		bytesIn: m.bytesIn.WithLabelValues(name), bytesOut: m.bytesOut.WithLabelValues(name),
 	}
 	next := maps.Clone(*m.pools.Load())

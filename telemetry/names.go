@@ -43,6 +43,7 @@ var (
 	firstTokenBuckets     = []float64{0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10}
 	perOutputTokenBuckets = []float64{0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5}
 	decisionBuckets       = []float64{1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2}
+	predictionBuckets     = []float64{0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 4, 10}
 	scrapeBuckets         = []float64{0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5}
 )
 
@@ -75,6 +76,10 @@ var (
 	DecisionDuration = def(Definition{
 		Name: "kvgate_decision_duration_seconds", Kind: Histogram, Labels: []string{LabelPool}, Buckets: decisionBuckets,
 		Help: "Spent choosing endpoints, per request.",
+	})
+	PredictionRatio = def(Definition{
+		Name: "kvgate_first_token_prediction_ratio", Kind: Histogram, Labels: []string{LabelPool}, Buckets: predictionBuckets,
+		Help: "Time from sending a streamed request to the first token of its answer, over what was predicted when it was chosen for: 1 is exact.",
 	})
 	Attempts = def(Definition{
 		Name: "kvgate_attempts_total", Kind: Counter, Labels: []string{LabelEndpoint, LabelOutcome},

@@ -51,6 +51,8 @@ type Record struct {
 	ScrapeAgeSeconds float64 // age of the chosen endpoint's load; negative if it was never scraped
 	PromptTokens     int64   // estimated, uncapped
 	NewTokens        int64   // of them, expected not to be in the endpoint's prefix cache
+	PredictedSeconds float64 // from sending the request to the first token of its answer, as predicted; 0 is unknown
+	AnsweredSeconds  float64 // the same as it was; 0 if it was not seen
 	AdapterResident  bool    // the adapter was believed to be loaded there
 }
 

@@ -2,6 +2,7 @@ package policies
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"kvgate/pool"
@@ -23,6 +24,8 @@ type product struct {
 	policy  *scoring.Policy
 	ends    []*pool.Endpoint // by replica
 	replica map[*pool.Endpoint]int
+	specs   []pool.Spec
+	served  *pool.Served
 	names   []string // of adapters; 0 is the base model
 	prefix  []uint64
 	due     []dueClear // pending tokens to be cleared by prediction, in order of time
@@ -63,26 +66,38 @@ func newProduct(f *Fleet, c scoring.Config) (Router, error) {
 	}
 	p := &product{f: f, policy: pol, replica: make(map[*pool.Endpoint]int), names: []string{simModel}}
 	p.table = pool.NewTable([]pool.PoolSpec{{Name: "p", Models: []string{simModel}}}, pool.Options{})
-	specs := make([]pool.Spec, len(f.Engines))
-	for i := range specs {
-		specs[i] = pool.Spec{Pool: "p", URL: fmt.Sprintf("http://127.0.0.1:%d", 10000+i)}
+	p.ends = make([]*pool.Endpoint, len(f.Engines))
+	for i := range p.ends {
+		p.specs = append(p.specs, pool.Spec{Pool: "p", URL: fmt.Sprintf("http://127.0.0.1:%d", 10000+i)})
 	}
 	now := pool.Instant(simEpoch) - 1
-	added, _, err := p.table.SetEndpoints("p", specs, now)
-	if err != nil {
-		return nil, err
-	}
-	p.ends = added
-	served := &pool.Served{Models: []pool.Model{{ID: simModel, MaxModelLen: 1 << 20}}, At: now}
+	p.served = &pool.Served{Models: []pool.Model{{ID: simModel, MaxModelLen: 1 << 20}}, At: now}
 	for a := 1; a <= f.Workload.Adapters; a++ {
 		p.names = append(p.names, fmt.Sprintf("adapter-%d", a))
-		served.Models = append(served.Models, pool.Model{ID: p.names[a], Parent: simModel})
+		p.served.Models = append(p.served.Models, pool.Model{ID: p.names[a], Parent: simModel})
 	}
-	for i, e := range p.ends {
-		p.replica[e] = i
-		p.table.SetServed(e, served)
+	return p, p.Changed(time.Duration(now))
+}
+
+// Changed implements [Member].
+func (p *product) Changed(now time.Duration) error {
+	var up []pool.Spec
+	for i, s := range p.specs {
+		if p.f.Up[i] {
+			up = append(up, s)
+		}
 	}
-	return p, nil
+	if _, _, err := p.table.SetEndpoints("p", up, pool.Instant(now)); err != nil {
+		return err
+	}
+	s := p.table.Load()
+	for i := range s.Rows {
+		e := s.Rows[i].Endpoint
+		replica := slices.IndexFunc(p.specs, func(s pool.Spec) bool { return s.URL == e.URL })
+		p.ends[replica], p.replica[e] = e, replica
+		p.table.SetServed(e, p.served)
+	}
+	return nil
 }
 
 // blockTokens of the prefixes that policies are given: coarser ids of a trace are cut into blocks of the size that the
@@ -144,7 +159,7 @@ func (p *product) hashes(q *Call) []uint64 {
 func (p *product) clearDue(now time.Duration) {
 	n := 0
 	for n < len(p.due) && p.due[n].at <= now {
-		p.due[n].b.FirstTokenOf(p.due[n].of)
+		p.due[n].b.FirstTokenOf(p.due[n].of, pool.Instant(p.due[n].at))
 		n++
 	}
 	p.due = p.due[n:]
@@ -153,7 +168,7 @@ func (p *product) clearDue(now time.Duration) {
 func (p *product) FirstToken(q *Call, now time.Duration) {
 	c := q.state.(*productCall)
 	c.first = now
-	c.booking.FirstToken()
+	c.booking.FirstToken(pool.Instant(now))
 	p.policy.FirstToken(&c.decision, now-c.sent)
 }
 
@@ -171,6 +186,9 @@ func (p *product) Done(q *Call, now time.Duration) {
 func (p *product) Scrape(replica int, page Page, now time.Duration) {
 	p.clearDue(now)
 	e := p.ends[replica]
+	if !p.f.Up[replica] {
+		return
+	}
 	l := &pool.Load{
 		Known: pool.KnowsRunning | pool.KnowsWaiting | pool.KnowsKVCacheUtilization | pool.KnowsKVCapacity,
 
@@ -179,7 +197,7 @@ func (p *product) Scrape(replica int, page Page, now time.Duration) {
 		KVCacheUtilization:    page.KVCacheUtilization,
 		KVCacheUtilizationMax: page.KVCacheUtilization,
 		KVCapacityTokens:      int64(page.KVTokens),
-		StartTime:             1,
+		StartTime:             page.StartTime * 10,
 		PromptTokens:          float64(page.Stats.PromptTokens),
 		GenerationTokens:      float64(page.Stats.GeneratedTokens),
 		PrefixQueryTokens:     float64(page.Stats.PrefixQueryTokens),

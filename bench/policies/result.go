@@ -18,7 +18,8 @@ type Result struct {
 
 	TTFTMean, TTFTP50, TTFTP90, TTFTP99 time.Duration
 	TPOTP99, E2EP99                     time.Duration
-	HitRatio                            float64 // prompt tokens found in prefix caches, 0..1
+	SmallP99, LargeP99                  time.Duration // TTFT of prompts up to largePrompt, and of longer ones
+	HitRatio                            float64       // prompt tokens found in prefix caches, 0..1
 	Preemptions                         uint64
 	AdapterHostLoads, AdapterDiskLoads  uint64
 	Shares                              []float64 // requests per replica, 0..1
@@ -35,7 +36,7 @@ func (s *sim) result() *Result {
 	if r.Rate == 0 {
 		r.Rate = s.fleet.Workload.Rate()
 	}
-	var ttft, tpot, e2e []time.Duration
+	var ttft, tpot, e2e, small, large []time.Duration
 	var sum time.Duration
 	for i := s.warm; i < len(s.calls); i++ {
 		c := &s.calls[i]
@@ -43,6 +44,11 @@ func (s *sim) result() *Result {
 			continue
 		}
 		ttft = append(ttft, c.ttft())
+		if c.In <= largePrompt {
+			small = append(small, c.ttft())
+		} else {
+			large = append(large, c.ttft())
+		}
 		tpot = append(tpot, c.tpot())
 		e2e = append(e2e, c.engine.FinishedAt-c.engine.SubmittedAt)
 		sum += c.ttft()
@@ -56,6 +62,7 @@ func (s *sim) result() *Result {
 		}
 	}
 	r.TTFTP50, r.TTFTP90, r.TTFTP99 = quantile(ttft, .5), quantile(ttft, .9), quantile(ttft, .99)
+	r.SmallP99, r.LargeP99 = quantile(small, .99), quantile(large, .99)
 	r.TPOTP99, r.E2EP99 = quantile(tpot, .99), quantile(e2e, .99)
 	var hits, queries uint64
 	for _, e := range s.fleet.Engines {
@@ -71,6 +78,9 @@ func (s *sim) result() *Result {
 	}
 	return r
 }
+
+// largePrompt is the length, in tokens, from which a prompt holds up others for seconds.
+const largePrompt = 32768
 
 // quantile sorts d and returns its q-quantile by nearest rank; 0 of nothing.
 func quantile(d []time.Duration, q float64) time.Duration {

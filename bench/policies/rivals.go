@@ -31,7 +31,7 @@ func newCounting(f *Fleet) counting { return counting{f: f, inFlight: make([]int
 
 func (c *counting) sent(replica int) int              { c.inFlight[replica]++; return replica }
 func (c *counting) Done(q *Call, now time.Duration)   { c.inFlight[q.Replica]-- }
-func (c *counting) argmin(cost func(int) float64) int { return argmin(len(c.inFlight), c.f.Rand, cost) }
+func (c *counting) argmin(cost func(int) float64) int { return c.f.argmin(cost) }
 
 func (c *counting) argmax(score func(int) float64) int {
 	return c.argmin(func(i int) float64 { return -score(i) })
@@ -64,15 +64,22 @@ func simple(name, doc string, route func(c *counting, q *Call) int) Policy {
 
 // Rivals are the policies that kvgate is compared with.
 var Rivals = []Policy{
-	simple("random", "uniformly random", func(c *counting, _ *Call) int { return c.f.Rand.IntN(len(c.inFlight)) }),
+	simple("random", "uniformly random", func(c *counting, _ *Call) int { return c.f.anyUp() }),
 	{Name: "round_robin", Doc: "in turn", New: func(f *Fleet) (Router, error) {
 		i := f.Rand.IntN(len(f.Engines))
-		return &routerFunc{newCounting(f), func(c *counting, _ *Call) int { i++; return i % len(c.inFlight) }}, nil
+		return &routerFunc{newCounting(f), func(c *counting, _ *Call) int {
+			for {
+				if i++; f.Up[i%len(c.inFlight)] {
+					return i % len(c.inFlight)
+				}
+			}
+		}}, nil
 	}},
 	simple("power_of_two", "the less loaded of two at random, by requests in flight", func(c *counting, _ *Call) int {
-		a, b := c.f.Rand.IntN(len(c.inFlight)), c.f.Rand.IntN(len(c.inFlight)-1)
-		if b >= a {
-			b++
+		a := c.f.anyUp()
+		b := a
+		for b == a {
+			b = c.f.anyUp()
 		}
 		if c.inFlight[b] < c.inFlight[a] {
 			return b
@@ -89,14 +96,16 @@ var Rivals = []Policy{
 		} else {
 			h = chain(h, uint64(q.Index))
 		}
-		total := 0
-		for _, n := range c.inFlight {
-			total += n
+		total, up := 0, 0
+		for i, n := range c.inFlight {
+			if c.f.Up[i] {
+				total, up = total+n, up+1
+			}
 		}
-		bound := math.Ceil(1.25 * float64(total+1) / float64(len(c.inFlight)))
+		bound := math.Ceil(1.25 * float64(total+1) / float64(up))
 		best, at := uint64(0), -1
 		for i, n := range c.inFlight {
-			if w := mix(h ^ mix(uint64(i))); float64(n+1) <= bound && (at < 0 || w > best) {
+			if w := mix(h ^ mix(uint64(i))); c.f.Up[i] && float64(n+1) <= bound && (at < 0 || w > best) {
 				best, at = w, i
 			}
 		}

@@ -30,7 +30,7 @@ type Page struct {
 	AdaptersInFlight   []int32 // running or waiting
 	MaxLoras           int
 	Stats              modelsim.Stats
-	Restarted          bool
+	StartTime          float64 // of the process, in seconds; a restart changes it
 }
 
 // A Call is a request under way.
@@ -50,7 +50,11 @@ type Fleet struct {
 	Workload *Workload
 	Rand     *rand.Rand
 	Options  Options
+	Up       []bool // replicas that discovery names now
 }
+
+// A Member is a [Router] that wants to know when Fleet.Up has changed.
+type Member interface{ Changed(now time.Duration) error }
 
 // Options describe a run.
 type Options struct {
@@ -69,8 +73,9 @@ type Options struct {
 	EstimateError float64
 	// MaxBatchTokens overrides the profile's.
 	MaxBatchTokens int
-	// Restart, when positive, restarts replica 0 (empty caches) at this share of the run.
-	Restart float64
+	// At these shares of the run, when positive: replica 0 leaves (it ends what it has), replica 1 is started anew with
+	// empty caches while its requests go on, and the last replica joins.
+	Leave, Restart, Join float64
 	// StopBelow ends the run as soon as SLO attainment can no longer reach it. 0 runs to the end.
 	StopBelow float64
 }
@@ -106,7 +111,8 @@ type Policy struct {
 func Run(w *Workload, p Policy, o Options) (*Result, error) {
 	o = o.withDefaults()
 	rnd := rand.New(rand.NewPCG(o.Seed, 0x73696d))
-	f := &Fleet{Workload: w, Rand: rnd, Options: o}
+	f := &Fleet{Workload: w, Rand: rnd, Options: o, Up: slices.Repeat([]bool{true}, o.Replicas)}
+	f.Up[o.Replicas-1] = o.Join == 0
 	s := &sim{fleet: f, options: o, calls: make([]Call, len(w.Requests))}
 	for i := range o.Replicas {
 		prof, err := modelsim.ProfileByName(o.Profiles[i%len(o.Profiles)])
@@ -153,6 +159,7 @@ type sim struct {
 	foreign  []int // in flight of others, by replica
 	next     []time.Duration
 	slo      []time.Duration // TTFT bound of each request
+	starts   []float64       // of each replica's process
 	counted  int             // requests that count
 	failed   int             // of them, beyond the SLO
 	finish   int
@@ -193,7 +200,10 @@ func (s *sim) run() (*Result, error) {
 	for i := range scrapes {
 		scrapes[i] = simEpoch + time.Duration(rnd.Int64N(int64(o.ScrapeEvery)))
 	}
-	restartAt := int(o.Restart * float64(len(w.Requests)))
+	s.starts = slices.Repeat([]float64{1}, n)
+	turn := func(share float64) int { // the request before which it happens; 0 is never
+		return int(share * float64(len(w.Requests)))
+	}
 	arrive := func(i int) time.Duration {
 		return simEpoch + time.Duration(float64(w.Requests[i].At)*scale)
 	}
@@ -237,8 +247,22 @@ func (s *sim) run() (*Result, error) {
 					s.advance(j, at)
 				}
 			}
-			if i == restartAt && i > 0 {
-				s.fleet.Engines[0].ResetPrefixCache()
+			if i > 0 {
+				if i == turn(o.Restart) {
+					s.fleet.Engines[1].ResetPrefixCache()
+					s.starts[1]++
+				}
+				if i == turn(o.Leave) || i == turn(o.Join) {
+					s.fleet.Up[0] = o.Leave == 0 || i < turn(o.Leave)
+					s.fleet.Up[n-1] = o.Join == 0 || i >= turn(o.Join)
+					for _, r := range s.routers {
+						if m, ok := r.(Member); ok {
+							if err := m.Changed(at); err != nil {
+								return nil, err
+							}
+						}
+					}
+				}
 			}
 			if err := s.submit(i, at); err != nil {
 				return nil, err
@@ -272,7 +296,7 @@ func (s *sim) submit(i int, now time.Duration) error {
 	s.slo[i] = max(sloTTFT, sloPrefills*e.PrefillTime(q.In, 0, q.Adapter > 0))
 	if s.options.ForeignShare > 0 && s.fleet.Rand.Float64() < s.options.ForeignShare {
 		c.Foreign = true
-		c.Replica = argmin(len(s.foreign), s.fleet.Rand, func(r int) float64 { return float64(s.foreign[r]) })
+		c.Replica = s.fleet.argmin(func(r int) float64 { return float64(s.foreign[r]) })
 		s.foreign[c.Replica]++
 	} else {
 		c.Gateway = s.fleet.Rand.IntN(len(s.routers))
@@ -330,6 +354,7 @@ func (s *sim) scrape(gateway, replica int, now time.Duration) {
 		KVTokens:           e.KVTokens(),
 		MaxLoras:           s.fleet.Workload.MaxLoras,
 		Stats:              st,
+		StartTime:          s.starts[replica],
 	}
 	if p.MaxLoras > 0 {
 		p.AdaptersRunning, p.AdaptersInFlight = e.AppendAdapters(nil, nil)
@@ -337,18 +362,30 @@ func (s *sim) scrape(gateway, replica int, now time.Duration) {
 	s.routers[gateway].Scrape(replica, p, now)
 }
 
-// argmin returns an index below n with the least cost, ties at random.
-func argmin(n int, rnd *rand.Rand, cost func(int) float64) int {
-	best, at, ties := math.Inf(1), 0, 0
-	for i := range n {
+// argmin returns a replica that is up with the least cost, ties at random.
+func (f *Fleet) argmin(cost func(int) float64) int {
+	best, at, ties := math.Inf(1), -1, 0
+	for i := range f.Engines {
+		if !f.Up[i] {
+			continue
+		}
 		switch c := cost(i); {
-		case c < best:
+		case at < 0, c < best:
 			best, at, ties = c, i, 1
 		case c == best:
-			if ties++; rnd.IntN(ties) == 0 {
+			if ties++; f.Rand.IntN(ties) == 0 {
 				at = i
 			}
 		}
 	}
 	return at
+}
+
+// anyUp returns a replica that is up, uniformly.
+func (f *Fleet) anyUp() int {
+	for {
+		if i := f.Rand.IntN(len(f.Engines)); f.Up[i] {
+			return i
+		}
+	}
 }

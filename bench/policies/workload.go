@@ -135,7 +135,7 @@ func (w *Workload) sort() {
 // distribution with exponent 1, the usual stand-in for adapter popularity (S-LoRA, dLoRA and others use skewed draws; no
 // public trace has adapter ids).
 func WithAdapters(base *Workload, n, maxLoras, maxCPULoras int, rnd *rand.Rand) *Workload {
-	const system, block = 1024, 16
+	const system, block = 1024, genBlock
 	w := &Workload{
 		Name: fmt.Sprintf("lora%d", n), BlockTokens: block,
 		Adapters: n, MaxLoras: maxLoras, MaxCPULoras: maxCPULoras,
@@ -185,8 +185,9 @@ func lognormal(rnd *rand.Rand, median, mean float64) float64 {
 	return median * math.Exp(sigma*rnd.NormFloat64())
 }
 
-// genBlock is the block size of generated workloads, in tokens.
-const genBlock = 16
+// genBlock is the block size of generated workloads, in tokens: what prefixes are compared in, and what the gateway hashes.
+// The engines page their KV cache in 16 tokens all the same.
+const genBlock = 64
 
 // session builds prompts that grow: each turn's prompt is the one before, its answer, and new input.
 type session struct {
@@ -240,6 +241,7 @@ var Generators = []Generator{
 	{"rag", "questions over long shared documents, Zipf over 200 documents of 8,000 to 60,000 tokens, output mean 150", 8000, rag},
 	{"short", "short prompts, nothing shared: input mean 1,155 and median 1,020, output mean 211 (the statistics of Azure's 2023 conversation trace)", 20000, short},
 	{"bursts", "as short, arriving in bursts: coefficient of variation of gaps 3.6", 20000, bursts},
+	{"giants", "as short, and one prompt in 250 has 100,000 tokens", 20000, giants},
 	{"lora64", "as short behind a system prompt of 1,024 tokens per adapter, Zipf(1) over 64 adapters, 4 slots", 20000, loras(64, 4, 32)},
 	{"lora128", "the same with 128 adapters, 8 slots", 20000, loras(128, 8, 32)},
 	{"lora256", "the same with 256 adapters, 8 slots", 20000, loras(256, 8, 32)},
@@ -332,6 +334,19 @@ func short(n int, rnd *rand.Rand) *Workload {
 	for range n {
 		at += time.Duration(rnd.ExpFloat64() * float64(time.Second))
 		w.Requests = append(w.Requests, azure(rnd, at))
+	}
+	return w
+}
+
+// giantTokens is the length of a giant prompt, and giantEvery how many others come with one.
+const giantTokens, giantEvery = 100_000, 250
+
+func giants(n int, rnd *rand.Rand) *Workload {
+	w := short(n, rnd)
+	for i := range w.Requests {
+		if rnd.IntN(giantEvery) == 0 {
+			w.Requests[i].In = giantTokens
+		}
 	}
 	return w
 }

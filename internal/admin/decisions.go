@@ -28,8 +28,10 @@ type DecisionView struct {
 	Cost             *float64      `json:"cost,omitempty"` // prefill tokens under auto, the total with weights
 	RunnerUp         string        `json:"runner_up,omitempty"`
 	RunnerUpCost     *float64      `json:"runner_up_cost,omitempty"`
-	PromptTokens     int64         `json:"prompt_tokens,omitempty"` // estimated
-	NewTokens        *int64        `json:"new_tokens,omitempty"`    // of them, not in the prefix cache
+	PromptTokens     int64         `json:"prompt_tokens,omitempty"`          // estimated
+	NewTokens        *int64        `json:"new_tokens,omitempty"`             // of them, not in the prefix cache
+	PredictedSeconds *float64      `json:"predicted_ttft_seconds,omitempty"` // from sending the request
+	AnsweredSeconds  *float64      `json:"answered_ttft_seconds,omitempty"`  // the same as it was
 	AdapterResident  *bool         `json:"adapter_resident,omitempty"`
 	SnapshotVersion  uint64        `json:"snapshot_version,omitempty"`
 	ScrapeAgeSeconds *float64      `json:"scrape_age_seconds,omitempty"`
@@ -83,6 +85,12 @@ func ViewDecision(r *telemetry.RecentRecord) DecisionView {
 	v.Cost, v.PromptTokens, v.NewTokens, v.SnapshotVersion = &r.Cost, r.PromptTokens, &r.NewTokens, r.SnapshotVersion
 	if r.RunnerUp != "" {
 		v.RunnerUp, v.RunnerUpCost = r.RunnerUp, &r.RunnerUpCost
+	}
+	if r.PredictedSeconds > 0 {
+		v.PredictedSeconds = &r.PredictedSeconds
+	}
+	if r.AnsweredSeconds > 0 {
+		v.AnsweredSeconds = &r.AnsweredSeconds
 	}
 	if r.Adapter != "" {
 		v.AdapterResident = &r.AdapterResident
