@@ -50,6 +50,8 @@ type Config struct {
 	Scrape Scrape `yaml:"scrape"`
 	// Drain says how the gateway stops after SIGTERM.
 	Drain Drain `yaml:"drain" restart:"true"`
+	// State keeps what the gateway has learned across a restart.
+	State State `yaml:"state"`
 	// Headers says what happens to headers that proxies add.
 	Headers Headers `yaml:"headers" restart:"true"`
 	// Debug adds X-Kvgate-Endpoint, X-Kvgate-Outcome, X-Kvgate-Attempts and Server-Timing to answers.
@@ -204,6 +206,16 @@ type Drain struct {
 	// Timeout is how long running requests may take after that; then streams end with an error event. Give the service
 	// manager more than delay and timeout together (terminationGracePeriodSeconds, TimeoutStopSec).
 	Timeout time.Duration `yaml:"timeout" min:"0s" max:"24h"`
+}
+
+// State keeps what the gateway has learned across a restart: which prompts' beginnings and which adapters it sent where,
+// how fast each endpoint is, how long the answers of each model are.
+type State struct {
+	// File is written when the gateway stops and read when it starts. Its directory must exist and be writable. Of an
+	// endpoint whose process is another by then only its speed is believed. Without it, a start knows nothing.
+	File string `yaml:"file" example:"/var/lib/kvgate/state" path:"any"`
+	// MaxAge is how old a file may be to be believed.
+	MaxAge time.Duration `yaml:"max_age" min:"1s" max:"168h"`
 }
 
 // Headers says what happens to headers that proxies add.
@@ -427,6 +439,7 @@ func Default() *Config {
 			StaleAfter: 10 * time.Second,
 		},
 		Drain:   Drain{Delay: 5 * time.Second, Timeout: 2 * time.Minute},
+		State:   State{MaxAge: 15 * time.Minute},
 		Headers: Headers{RequestID: "keep", Forwarded: "append"},
 	}
 }

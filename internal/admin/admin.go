@@ -43,6 +43,8 @@ type Options struct {
 	Config func() []byte
 	// Explain returns how a request with this body to this path would be decided.
 	Explain func(path string, body []byte) (scoring.Explanation, error)
+	// Learned returns what has been learned of the models that a snapshot serves.
+	Learned func(*pool.Snapshot) []pool.LearnedView
 	// Sources returns how discovery is doing, as JSON-ready values.
 	Sources func() any
 
@@ -251,6 +253,9 @@ func (s *Server) snapshot(w http.ResponseWriter, _ *http.Request) {
 func (s *Server) view() pool.View {
 	snap := s.o.Table.Load()
 	v := snap.View(s.o.Now())
+	if s.o.Learned != nil {
+		v.Learned = s.o.Learned(snap)
+	}
 	for i := range snap.Rows {
 		ep, e := snap.Rows[i].Endpoint, &v.Endpoints[i]
 		if failures, err := s.o.Table.LastError(ep); err != nil {

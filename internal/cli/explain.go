@@ -31,7 +31,7 @@ func newExplain(e *env) *cobra.Command {
 on standard input or in a file, or with -m a chat message to a model or adapter. Nothing is sent to an endpoint, nothing is booked.
 
 With --snapshot it decides on a saved /debug/snapshot instead of asking a running gateway. Such a file holds what was known
-of every endpoint, but not what was learned of models, nor which prefixes were cached where.`,
+and learned of every endpoint and model, but not which prefixes were cached where.`,
 		Example: `  kvgate explain -m llama-3-8b
   kvgate explain -m llama-3-8b --adapter sql --prompt-tokens 2000
   echo '{"model": "sql", "messages": [{"role": "user", "content": "Hello"}]}' | kvgate explain
@@ -149,9 +149,18 @@ func explainSnapshot(file, policy, path string, body []byte) (x scoring.Explanat
 	if err != nil {
 		return x, fmt.Errorf("%s: %w", file, err)
 	}
-	p, err := scoring.New(scoring.Config{Name: policy})
-	if err != nil {
+	learners := make(map[string]*scoring.Learner)
+	for i := range v.Learned {
+		l := scoring.NewLearner()
+		l.Restore(&v.Learned[i])
+		learners[v.Learned[i].Pool] = l
+	}
+	// Made before it is asked for, so that a wrong name is an error of usage.
+	if _, err := scoring.New(scoring.Config{Name: policy}); err != nil {
 		return x, usage("kvgate policies", "%w", err)
 	}
-	return gateway.Explain(t.Load(), now, path, body, func(string) *scoring.Policy { return p })
+	return gateway.Explain(t.Load(), now, path, body, func(pool string) *scoring.Policy {
+		p, _ := scoring.New(scoring.Config{Name: policy, Learner: learners[pool]})
+		return p
+	})
 }

@@ -77,6 +77,9 @@ type Gateway struct {
 	reloading sync.Mutex // serialises reloads; guards learners and lastBad
 	learners  map[string]*scoring.Learner
 	index     *scoring.Index                             // of prompt prefixes, of all pools
+	saved     map[[3]string]*savedEndpoint               // of a state file, of endpoints not seen yet; under taking
+	savedAt   time.Time                                  // when that was written
+	taking    sync.Mutex                                 // serialises takeUpState
 	lastBad   string                                     // what a reload complained of, so that a watch says it once
 	running   *config.Config                             // that it was started with: what needs a restart is as it says
 	cfg       atomic.Pointer[config.Config]              // in use
@@ -150,7 +153,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 	}
 	ao := admin.Options{
 		Table: g.table, Now: g.now, Metrics: g.metrics.Handler(), Recent: g.recent, Unseen: g.isUnseen, Missing: g.missing,
-		Config: g.showConfig, Explain: g.Explain,
+		Config: g.showConfig, Explain: g.Explain, Learned: g.learned,
 		Sources: func() any { return g.discovery.Status() }, MaxBodyBytes: int64(cfg.Limits.BodyBytes), Log: g.log,
 	}
 	if o.Load != nil {
@@ -273,18 +276,22 @@ func (g *Gateway) Run(ctx context.Context) (Result, error) {
 	running.Go(func() {
 		g.every(loops, publishEvery, func() {
 			g.table.Flush(g.now())
+			g.takeUpState()
 			g.warnShared(shared)
 			g.beats.Add(1)
 		})
 	})
 	running.Go(func() { g.every(loops, sweepEvery, func() { g.metrics.Sweep(g.table.Load(), sweepEvery) }) })
 
+	g.loadState()
 	g.reloading.Lock() // a reload may have come first, and what it set up is to stay
 	g.discovery.SetPools(g.cfg.Load().Pools)
 	g.reloading.Unlock()
 	if !g.awaitFirstTable(ctx) {
 		return Result{}, nil // told to stop before it began
 	}
+	g.table.Flush(g.now())
+	g.takeUpState()
 	lns, err := g.listen(cfg)
 	if err != nil {
 		return Result{}, err
@@ -324,6 +331,9 @@ func (g *Gateway) drain() Result {
 	g.close(g.o.Cut)
 	stop()
 	told.Wait()
+	if err := g.saveState(); err != nil {
+		g.log.Warn("state not saved; the next start knows nothing", zap.String("file", g.cfg.Load().State.File), zap.Error(err))
+	}
 	r := Result{Drained: g.drained, Forced: g.o.Cut.Err() != nil}
 	g.log.Info("stopped", zap.Int("finished", r.Finished), zap.Int("cut", r.Cut), zap.Bool("forced", r.Forced))
 	return r
