@@ -91,8 +91,10 @@ type Options struct {
 	MaxBytes   int64 // of their bodies
 	// MaxWait is how long a request may wait. It is what bursts are absorbed with.
 	MaxWait time.Duration
-	// StandingWait is how long a request may wait once its tenant has had requests waiting for longer than MaxWait: a queue
-	// that doesn't drain serves nobody sooner by being long. 0: MaxWait.
+	// StandingWait is how long a request may wait in a standing queue: when a tenant's oldest request has always waited for
+	// longer than this during MaxWait. More comes in than goes out then, some are going to be refused however long the
+	// queue is, and a long one only makes those late that are not. For the same reason such a queue serves who came last
+	// first: those who go have waited for next to nothing. It stands until it is empty, or nearly. 0: queues never stand.
 	StandingWait time.Duration
 	// Shed lets a request that finds the queue full take the place of one of a lower class.
 	Shed bool
@@ -175,8 +177,11 @@ type flow struct {
 	time   float64 // virtual: tokens served over weight
 	n      int
 	tokens int64
-	since  pool.Instant // when it last began to have something waiting
-	lanes  []*lane      // those with something waiting
+	lanes  []*lane // those with something waiting
+
+	short    pool.Instant // when its oldest request last had not waited for long
+	stood    pool.Instant // when its queue last stood
+	standing bool
 }
 
 type lane struct {
@@ -238,7 +243,7 @@ func (q *Queue) Enter(w *Waiter, now pool.Instant) bool {
 	w.entered, w.flow, w.queued = now, f, true
 	w.deadline = now.Add(cmp.Or(w.Patience, q.o.MaxWait))
 	if f.n == 0 {
-		f.since = now
+		f.short, f.standing = now, false
 		f.time = max(f.time, c.now)
 		c.insert(f)
 	}
@@ -271,7 +276,7 @@ func (q *Queue) admits(w *Waiter, f *flow, now pool.Instant) (Reason, bool) {
 		return Full, false
 	}
 	if w.Patience == 0 {
-		if wait, known := q.estimate(w, f); known && wait > q.patience(f, now) {
+		if wait, known := q.estimate(w, f); known && !f.standing && wait > q.o.MaxWait {
 			return TooLate, false
 		}
 	}
@@ -287,12 +292,29 @@ func (q *Queue) admits(w *Waiter, f *flow, now pool.Instant) (Reason, bool) {
 	return 0, true
 }
 
-// patience is how long a request of f may wait.
-func (q *Queue) patience(f *flow, now pool.Instant) time.Duration {
-	if q.o.StandingWait > 0 && f.n > 0 && now.Sub(f.since) > q.o.MaxWait {
-		return q.o.StandingWait
+// stand notes whether f's queue stands.
+func (q *Queue) stand(f *flow, now pool.Instant) {
+	if q.o.StandingWait == 0 || f.n == 0 {
+		f.standing = false
+		return
 	}
-	return q.o.MaxWait
+	oldest := now
+	for _, l := range f.lanes {
+		if l.first.Patience == 0 {
+			oldest = min(oldest, l.first.entered)
+		}
+	}
+	switch age := now.Sub(oldest); {
+	case age <= q.o.StandingWait/2:
+		f.short, f.standing = now, false
+	case age <= q.o.StandingWait:
+		f.short = now
+	case now.Sub(f.short) > q.o.MaxWait, f.stood != 0 && now.Sub(f.stood) < q.o.MaxWait: // what has just stood stands again
+		f.standing = true
+	}
+	if f.standing {
+		f.stood = now
+	}
 }
 
 // victim is whose place w may have: the newest request of whoever has most waiting in the lowest class below w's, else of
@@ -443,13 +465,12 @@ func (q *Queue) Dispatch(now pool.Instant) {
 	q.blocked = q.blocked[:0]
 	for _, o := range order {
 		c := &q.classes[o]
+		q.age(c, now)
 		for i := 0; i < len(c.order); {
 			f := c.order[i]
-			w := q.next(f, now)
-			if w == nil { // nothing left, or no room for anything of it
-				if f.n > 0 {
-					i++
-				}
+			w := q.next(f)
+			if w == nil { // no room for anything of it
+				i++
 				continue
 			}
 			switch q.start.Start(w, now) {
@@ -480,24 +501,41 @@ func (q *Queue) charge(f *flow, tokens int64) {
 	}
 }
 
-// next is the request of f that came first among those of lanes that may have room. What has waited too long is refused on
-// the way.
-func (q *Queue) next(f *flow, now pool.Instant) *Waiter {
-	for {
-		var w *Waiter
-		for _, l := range f.lanes {
-			if (w == nil || l.first.entered < w.entered) && !slices.Contains(q.blocked, l.key) {
-				w = l.first
+// next is the request of f that goes first among those of lanes that may have room: the one that came first, in a standing
+// queue the one that came last.
+func (q *Queue) next(f *flow) (w *Waiter) {
+	for _, l := range f.lanes {
+		switch {
+		case slices.Contains(q.blocked, l.key):
+		case f.standing:
+			if w == nil || l.last.entered > w.entered {
+				w = l.last
+			}
+		case w == nil || l.first.entered < w.entered:
+			w = l.first
+		}
+	}
+	return w
+}
+
+// age refuses what has waited too long in c, and finds out which queues stand.
+func (q *Queue) age(c *class, now pool.Instant) {
+	for i := 0; i < len(c.order); {
+		f := c.order[i]
+		q.stand(f, now)
+		for k := 0; k < len(f.lanes); {
+			l, n := f.lanes[k], len(f.lanes)
+			for w := l.first; w != nil && (now >= w.deadline || f.standing && w.Patience == 0 && now.Sub(w.entered) > q.o.StandingWait); w = l.first {
+				q.remove(w)
+				q.refuse(w, f, Expired)
+			}
+			if len(f.lanes) == n {
+				k++
 			}
 		}
-		if w == nil {
-			return nil
+		if f.n > 0 {
+			i++
 		}
-		if now < w.deadline && (w.Patience > 0 || now.Sub(w.entered) <= q.patience(f, now)) {
-			return w
-		}
-		q.remove(w)
-		q.refuse(w, f, Expired)
 	}
 }
 

@@ -8,8 +8,10 @@ import (
 
 // Limits say when an endpoint has enough to do, so that a request that comes to it would only wait there.
 type Limits struct {
-	// Backlog is how much prefill work may be ahead of a request, as time by the endpoint's learned rate (default 250 ms).
-	// It takes some to keep a server busy while the gateway hears of a first token and sends the next request.
+	// Backlog is how much prefill work may be ahead of a request, as time by the endpoint's learned rate (default 100 ms).
+	// It takes some to keep a server busy while the gateway hears of a first token and sends the next request: with 10 ms, a
+	// first token of an endpoint at its limit comes as soon as at 90 % of it, and a tenth of the throughput is lost; with
+	// 100 ms it takes twice as long, and nothing is lost (docs/admission.md).
 	Backlog time.Duration
 	// KVShare is the share of the KV cache, 0..1, that may be in use or reserved (default 0.9).
 	KVShare float64
@@ -20,11 +22,8 @@ type Limits struct {
 }
 
 const (
-	defaultBacklog = 250 * time.Millisecond
+	defaultBacklog = 100 * time.Millisecond
 	defaultKVShare = 0.9
-	// leastBacklogTokens is a backlog that no endpoint is spared: two steps of vLLM's smaller default of
-	// max_num_batched_tokens, so that a step is full whatever has been learned.
-	leastBacklogTokens = 4096
 )
 
 // A Room says whether there is an endpoint that can start a request soon.
@@ -88,7 +87,7 @@ func (p *Policy) hasRoom(r *pool.Row, now pool.Instant, l *Limits) bool {
 	if l.Requests > 0 && requests >= int64(l.Requests) {
 		return false
 	}
-	if pending > leastBacklogTokens && pending > orDefault(l.Backlog, defaultBacklog).Seconds()*p.learn.prefillRate(r.Endpoint) {
+	if pending > orDefault(l.Backlog, defaultBacklog).Seconds()*p.learn.prefillRate(r.Endpoint) {
 		return false
 	}
 	_, learned := r.Learned()
@@ -135,7 +134,7 @@ func (p *Policy) Demand(rows []pool.Row, now pool.Instant, l *Limits, waiting in
 			pending += float64(r.Foreign.Waiting) * p.learn.meanNewTokens()
 		}
 		e := p.learn.prefillRate(r.Endpoint)
-		busy += min(1, pending/max(leastBacklogTokens, backlog*e))
+		busy += min(1, pending/max(1, backlog*e))
 		u, c, _ := kvUse(r, b.KVTokens, fresh)
 		used += u
 		if r.Endpoint.PrefillTokensPerSecond.Load() > 0 {

@@ -29,12 +29,13 @@ func TestRoom(t *testing.T) {
 		return func(_ *pool.Table, rows []pool.Row) { do(&rows[0]); do(&rows[1]) }
 	}
 	f("idle", Free, Limits{}, nil)
-	// The prior rate is 20,000 tokens/s: a backlog of 250 ms is 5,000.
-	f("little pending", Free, Limits{}, both(func(r *pool.Row) { book(r, 4999, 5000) }))
-	f("much pending", Saturated, Limits{}, both(func(r *pool.Row) { book(r, 5001, 5000) }))
+	// The prior rate is 20,000 tokens/s: a backlog of 100 ms is 2,000.
+	f("little pending", Free, Limits{}, both(func(r *pool.Row) { book(r, 1999, 5000) }))
+	f("much pending", Saturated, Limits{}, both(func(r *pool.Row) { book(r, 2001, 5000) }))
 	f("much pending on one", Free, Limits{}, func(_ *pool.Table, rows []pool.Row) { book(&rows[0], 1e6, 5000) })
-	f("much pending, more allowed", Free, Limits{Backlog: time.Second}, both(func(r *pool.Row) { book(r, 5001, 5000) }))
-	f("less allowed, but two steps go always", Free, Limits{Backlog: time.Millisecond}, both(func(r *pool.Row) { book(r, 4096, 5000) }))
+	f("much pending, more allowed", Free, Limits{Backlog: time.Second}, both(func(r *pool.Row) { book(r, 2001, 5000) }))
+	f("less allowed", Saturated, Limits{Backlog: time.Millisecond}, both(func(r *pool.Row) { book(r, 21, 5000) }))
+	f("less allowed, and nothing pending", Free, Limits{Backlog: time.Millisecond}, both(func(r *pool.Row) { book(r, 0, 5000) }))
 	f("full", Saturated, Limits{}, both(func(r *pool.Row) { book(r, 0, 421_000*9/10) }))
 	f("not quite full", Free, Limits{}, both(func(r *pool.Row) { book(r, 0, 421_000*9/10-1) }))
 	f("full by share", Saturated, Limits{KVShare: 0.5}, both(func(r *pool.Row) { book(r, 0, 421_000*5/10) }))

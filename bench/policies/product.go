@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"kvgate/admission"
 	"kvgate/pool"
 	"kvgate/scoring"
 )
@@ -12,7 +13,18 @@ import (
 // Product makes a policy of kvgate's own code: a real table, fed by scrapes, and a real scoring policy that books on it. name
 // is what tables show; make describes the policy, once per gateway.
 func Product(name, doc string, make func() scoring.Config) Policy {
-	return Policy{Name: name, Doc: doc, New: func(f *Fleet) (Router, error) { return newProduct(f, make()) }}
+	return Policy{Name: name, Doc: doc, New: func(f *Fleet) (Router, error) { return newProduct(f, make(), nil) }}
+}
+
+// Admitting is Product with requests that wait for room, as o says.
+func Admitting(name, doc string, o Admission) Policy {
+	return Policy{Name: name, Doc: doc, New: func(f *Fleet) (Router, error) { return newProduct(f, scoring.Config{}, &o) }}
+}
+
+// Admission is how requests wait.
+type Admission struct {
+	admission.Options
+	scoring.Limits
 }
 
 // Auto is the product's default policy.
@@ -29,6 +41,9 @@ type product struct {
 	names   []string // of adapters; 0 is the base model
 	prefix  []uint64
 	due     []dueClear // pending tokens to be cleared by prediction, in order of time
+
+	queue  *admission.Queue // nil: nothing waits
+	limits scoring.Limits
 }
 
 type dueClear struct {
@@ -42,6 +57,9 @@ type productCall struct {
 	decision scoring.Decision
 	sent     time.Duration
 	first    time.Duration
+	request  scoring.Request
+	waiter   admission.Waiter
+	queued   bool
 }
 
 const simModel = "m"
@@ -49,7 +67,7 @@ const simModel = "m"
 // indexBytes is enough for the prefixes of some dozens of replicas, and quicker to clear than the product's default.
 const indexBytes = 16 << 20
 
-func newProduct(f *Fleet, c scoring.Config) (Router, error) {
+func newProduct(f *Fleet, c scoring.Config, a *Admission) (Router, error) {
 	if c.Rand == nil {
 		c.Rand = f.Rand.Uint64N
 	}
@@ -75,6 +93,10 @@ func newProduct(f *Fleet, c scoring.Config) (Router, error) {
 	for a := 1; a <= f.Workload.Adapters; a++ {
 		p.names = append(p.names, fmt.Sprintf("adapter-%d", a))
 		p.served.Models = append(p.served.Models, pool.Model{ID: p.names[a], Parent: simModel})
+	}
+	if a != nil {
+		p.limits = a.Limits
+		p.queue = admission.New(a.Options, p)
 	}
 	return p, p.Changed(time.Duration(now))
 }
@@ -111,17 +133,34 @@ func (p *product) Route(q *Call, now time.Duration) int {
 	if e := p.f.Options.EstimateError; e > 0 {
 		tokens = max(1, int(float64(tokens)*(1-e+2*e*p.f.Rand.Float64())))
 	}
-	req := &scoring.Request{
+	c := new(productCall)
+	c.request = scoring.Request{
 		Target:       s.TargetString(p.names[q.Adapter]),
 		PromptTokens: int32(tokens),
 		Stream:       !p.f.Options.NotStreamed,
 	}
 	if p.policy.NeedsPrefix() {
-		req.Prefix, req.BlockTokens = p.hashes(q), blockTokens
+		c.request.Prefix, c.request.BlockTokens = p.hashes(q), blockTokens
 	}
-	c := new(productCall)
 	q.state = c
-	d, err := p.policy.Choose(req, s, pool.Instant(now), &c.booking)
+	if p.queue == nil || p.queue.Waiting() == 0 && p.policy.Room(&c.request, s, pool.Instant(now), &p.limits) == scoring.Free {
+		return p.choose(q, now)
+	}
+	// As the gateway does, which lets the queue decide as soon as somebody waits.
+	_, need := p.policy.Tokens(&c.request)
+	c.request.Prefix = slices.Clone(c.request.Prefix)
+	c.queued = true
+	c.waiter = admission.Waiter{Owner: q, Tenant: q.Tenant, Class: q.Class, Lane: c.request.Target.Hash, Tokens: int64(need)}
+	if p.queue.Enter(&c.waiter, pool.Instant(now)) {
+		p.queue.Dispatch(pool.Instant(now))
+	}
+	return Held
+}
+
+// choose books q on a replica, which it returns; -1 if there is none.
+func (p *product) choose(q *Call, now time.Duration) int {
+	c := q.state.(*productCall)
+	d, err := p.policy.Choose(&c.request, p.table.Load(), pool.Instant(now), &c.booking)
 	if err != nil {
 		return -1
 	}
@@ -135,6 +174,40 @@ func (p *product) Route(q *Call, now time.Duration) int {
 		p.due = append(p.due[:i], append([]dueClear{due}, p.due[i:]...)...)
 	}
 	return p.replica[d.Endpoint]
+}
+
+// Start implements admission.Starter.
+func (p *product) Start(w *admission.Waiter, now pool.Instant) admission.Answer {
+	q := w.Owner.(*Call)
+	c := q.state.(*productCall)
+	s := p.table.Load()
+	c.request.Target = s.TargetString(c.request.Target.Name)
+	if p.policy.Room(&c.request, s, now, &p.limits) != scoring.Free {
+		return admission.NoRoom
+	}
+	p.f.send(q, p.choose(q, time.Duration(now)), time.Duration(now))
+	return admission.Started
+}
+
+// Refuse implements admission.Starter.
+func (p *product) Refuse(w *admission.Waiter, _ admission.Reason, _ time.Duration) {
+	p.f.refuse(w.Owner.(*Call))
+}
+
+// Pump implements Waiter.
+func (p *product) Pump(now time.Duration) {
+	if p.queue != nil {
+		p.clearDue(now)
+		p.queue.Dispatch(pool.Instant(now))
+	}
+}
+
+// Waiting implements Waiter.
+func (p *product) Waiting() int {
+	if p.queue == nil {
+		return 0
+	}
+	return p.queue.Waiting()
 }
 
 // hashes returns q's prefix in blocks of blockTokens.
@@ -180,6 +253,9 @@ func (p *product) Done(q *Call, now time.Duration) {
 	}
 	p.policy.End(&c.decision, u)
 	c.booking.End()
+	if c.queued {
+		p.queue.Settle(q.Tenant, q.Class, int64(q.In+q.Out)-c.waiter.Tokens)
+	}
 	q.state = nil
 }
 

@@ -1,6 +1,7 @@
 package policies
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -23,6 +24,19 @@ type Result struct {
 	Preemptions                         uint64
 	AdapterHostLoads, AdapterDiskLoads  uint64
 	Shares                              []float64 // requests per replica, 0..1
+
+	Groups []Group // by tenant and class, where there are such
+}
+
+// A Group is what one tenant's clients saw, or those of one class.
+type Group struct {
+	Name              string // of the tenant, or the class
+	Offered, Refused  int
+	Tokens            int64            // of the requests that were served
+	TTFT              [4]time.Duration // mean, p50, p90, p99, from the request's arrival
+	Served            [4]time.Duration // the same from when it was sent on
+	Waited            [4]time.Duration
+	OutputTokenSecond float64 // output tokens per second, of all that was served
 }
 
 func (s *sim) result() *Result {
@@ -50,10 +64,11 @@ func (s *sim) result() *Result {
 			large = append(large, c.ttft())
 		}
 		tpot = append(tpot, c.tpot())
-		e2e = append(e2e, c.engine.FinishedAt-c.engine.SubmittedAt)
+		e2e = append(e2e, c.engine.FinishedAt-c.arrived)
 		sum += c.ttft()
 		r.Shares[c.Replica]++
 	}
+	r.Groups = s.groups()
 	r.Attainment = 1 - float64(s.failed)/float64(max(1, s.counted))
 	if n := len(ttft); n > 0 {
 		r.TTFTMean = sum / time.Duration(n)
@@ -81,6 +96,58 @@ func (s *sim) result() *Result {
 
 // largePrompt is the length, in tokens, from which a prompt holds up others for seconds.
 const largePrompt = 32768
+
+// groups sums up by tenant and by class, and over all under the name "all".
+func (s *sim) groups() []Group {
+	type bag struct {
+		g                   Group
+		ttft, served, waits []time.Duration
+		first, last         time.Duration
+	}
+	bags := make(map[string]*bag)
+	for i := s.warm; i < len(s.calls); i++ {
+		c := &s.calls[i]
+		if c.Request == nil { // the run was stopped before it came
+			break
+		}
+		for _, name := range []string{"all", c.Tenant, c.Class.String()} {
+			if name == "" || c.Foreign {
+				continue
+			}
+			b := bags[name]
+			if b == nil {
+				b = &bag{g: Group{Name: name}, first: c.arrived}
+				bags[name] = b
+			}
+			b.g.Offered++
+			b.last = c.arrived
+			if c.engine.State != modelsim.StateFinished {
+				b.g.Refused++
+				continue
+			}
+			b.g.Tokens += int64(c.In + c.Out)
+			b.g.OutputTokenSecond += float64(c.Out)
+			b.ttft = append(b.ttft, c.ttft())
+			b.served = append(b.served, c.ttft()-c.waited())
+			b.waits = append(b.waits, c.waited())
+		}
+	}
+	var out []Group
+	for _, b := range bags {
+		sum := func(d []time.Duration) (q [4]time.Duration) {
+			for _, v := range d {
+				q[0] += v / time.Duration(len(d))
+			}
+			q[1], q[2], q[3] = quantile(d, .5), quantile(d, .9), quantile(d, .99)
+			return q
+		}
+		b.g.TTFT, b.g.Served, b.g.Waited = sum(b.ttft), sum(b.served), sum(b.waits)
+		b.g.OutputTokenSecond /= max(1e-9, (b.last - b.first).Seconds())
+		out = append(out, b.g)
+	}
+	slices.SortFunc(out, func(a, b Group) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}
 
 // quantile sorts d and returns its q-quantile by nearest rank; 0 of nothing.
 func quantile(d []time.Duration, q float64) time.Duration {

@@ -40,6 +40,8 @@ type Call struct {
 	Replica int
 	Gateway int
 	Foreign bool // sent by someone else, whom the policy under test doesn't see
+	Refused bool // by the router
+	arrived time.Duration
 	engine  modelsim.Request
 	state   any // the router's own
 }
@@ -51,6 +53,21 @@ type Fleet struct {
 	Rand     *rand.Rand
 	Options  Options
 	Up       []bool // replicas that discovery names now
+
+	// What a [Waiter] does with a request that it had wait.
+	send   func(q *Call, replica int, now time.Duration)
+	refuse func(q *Call)
+}
+
+// Held is what Route returns of a request that waits, or has waited and is on its way already.
+const Held = -2
+
+// A Waiter is a Router that has requests wait.
+type Waiter interface {
+	Router
+	// Pump is called after everything that may have made room.
+	Pump(now time.Duration)
+	Waiting() int
 }
 
 // A Member is a [Router] that wants to know when Fleet.Up has changed.
@@ -114,6 +131,11 @@ func Run(w *Workload, p Policy, o Options) (*Result, error) {
 	f := &Fleet{Workload: w, Rand: rnd, Options: o, Up: slices.Repeat([]bool{true}, o.Replicas)}
 	f.Up[o.Replicas-1] = o.Join == 0
 	s := &sim{fleet: f, options: o, calls: make([]Call, len(w.Requests))}
+	f.send = s.send
+	f.refuse = func(q *Call) {
+		q.Refused = true
+		s.ended(q, false)
+	}
 	for i := range o.Replicas {
 		prof, err := modelsim.ProfileByName(o.Profiles[i%len(o.Profiles)])
 		if err != nil {
@@ -166,6 +188,7 @@ type sim struct {
 	warm     int
 	stop     bool
 	maxFails int
+	err      error
 }
 
 // SLO: time to first token below max(2 s, 3 times the request's own unloaded, uncached prefill), and time per output
@@ -222,7 +245,7 @@ func (s *sim) run() (*Result, error) {
 			if t := arrive(i); t <= at {
 				at, kind = t, 1
 			}
-		} else if at == math.MaxInt64 {
+		} else if at == math.MaxInt64 && s.waiting() == 0 {
 			return nil, fmt.Errorf("workload %s: %d of %d requests never end", w.Name, len(w.Requests)-s.finish, len(w.Requests))
 		}
 		scrape := slices.Min(scrapes)
@@ -269,8 +292,31 @@ func (s *sim) run() (*Result, error) {
 			}
 			i++
 		}
+		s.pump(at)
+		if s.err != nil {
+			return nil, s.err
+		}
 	}
 	return s.result(), nil
+}
+
+// waiting is how many requests wait with their routers.
+func (s *sim) waiting() (n int) {
+	for _, r := range s.routers {
+		if w, ok := r.(Waiter); ok {
+			n += w.Waiting()
+		}
+	}
+	return n
+}
+
+// pump has routers send what they may.
+func (s *sim) pump(now time.Duration) {
+	for _, r := range s.routers {
+		if w, ok := r.(Waiter); ok {
+			w.Pump(now)
+		}
+	}
 }
 
 func (s *sim) advance(replica int, to time.Duration) {
@@ -290,7 +336,7 @@ func (s *sim) schedule(replica int) {
 func (s *sim) submit(i int, now time.Duration) error {
 	q := &s.fleet.Workload.Requests[i]
 	c := &s.calls[i]
-	*c = Call{Request: q, Index: i}
+	*c = Call{Request: q, Index: i, arrived: now}
 	c.engine = modelsim.Request{ID: uint64(i), PromptTokens: q.In, OutputTokens: q.Out, Blocks: q.Blocks, Adapter: q.Adapter}
 	e := s.fleet.Engines[0]
 	s.slo[i] = max(sloTTFT, sloPrefills*e.PrefillTime(q.In, 0, q.Adapter > 0))
@@ -301,15 +347,26 @@ func (s *sim) submit(i int, now time.Duration) error {
 	} else {
 		c.Gateway = s.fleet.Rand.IntN(len(s.routers))
 		c.Replica = s.routers[c.Gateway].Route(c, now)
+		if c.Replica == Held {
+			return s.err
+		}
 	}
-	if c.Replica < 0 || c.Replica >= len(s.fleet.Engines) {
-		return fmt.Errorf("request %d was sent to replica %d of %d", i, c.Replica, len(s.fleet.Engines))
+	s.send(c, c.Replica, now)
+	return s.err
+}
+
+// send gives c to a replica.
+func (s *sim) send(c *Call, replica int, now time.Duration) {
+	c.Replica = replica
+	if replica < 0 || replica >= len(s.fleet.Engines) {
+		s.err = fmt.Errorf("request %d was sent to replica %d of %d", c.Index, replica, len(s.fleet.Engines))
+		return
 	}
-	if err := s.fleet.Engines[c.Replica].Submit(&c.engine, now); err != nil {
-		return fmt.Errorf("request %d of %d tokens: %w", i, q.In, err)
+	if err := s.fleet.Engines[replica].Submit(&c.engine, now); err != nil {
+		s.err = fmt.Errorf("request %d of %d tokens: %w", c.Index, c.In, err)
+		return
 	}
-	s.schedule(c.Replica)
-	return nil
+	s.schedule(replica)
 }
 
 func (s *sim) firstToken(c *Call, at time.Duration) {
@@ -319,13 +376,18 @@ func (s *sim) firstToken(c *Call, at time.Duration) {
 }
 
 func (s *sim) finished(c *Call, at time.Duration) {
-	s.finish++
 	if c.Foreign {
 		s.foreign[c.Replica]--
 	} else {
 		s.routers[c.Gateway].Done(c, at)
 	}
-	if c.Index >= s.warm && !s.met(c) {
+	s.ended(c, s.met(c))
+}
+
+// ended counts a request, which met its SLO or did not.
+func (s *sim) ended(c *Call, met bool) {
+	s.finish++
+	if c.Index >= s.warm && !met {
 		s.failed++
 		s.stop = s.stop || s.options.StopBelow > 0 && s.failed > s.maxFails
 	}
@@ -335,7 +397,11 @@ func (s *sim) met(c *Call) bool {
 	return c.ttft() < s.slo[c.Index] && c.tpot() < sloTPOT
 }
 
-func (c *Call) ttft() time.Duration { return c.engine.FirstTokenAt - c.engine.SubmittedAt }
+// ttft is what the client sees: the wait for admission is part of it.
+func (c *Call) ttft() time.Duration { return c.engine.FirstTokenAt - c.arrived }
+
+// waited is how long c waited for admission.
+func (c *Call) waited() time.Duration { return c.engine.SubmittedAt - c.arrived }
 
 func (c *Call) tpot() time.Duration {
 	if c.Out < 2 {

@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"kvgate/admission"
 )
 
 // A Request is one arrival of a workload.
@@ -25,6 +27,8 @@ type Request struct {
 	// equal prefix. Nil: nothing of it is shared.
 	Blocks  []uint64
 	Adapter int32 // 0 is the base model
+	Tenant  string
+	Class   admission.Class
 }
 
 // A Workload is a list of arrivals in order of time, and what they need of an engine.
