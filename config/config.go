@@ -56,6 +56,8 @@ type Config struct {
 	Headers Headers `yaml:"headers" restart:"true"`
 	// Debug adds X-Kvgate-Endpoint, X-Kvgate-Outcome, X-Kvgate-Attempts and Server-Timing to answers.
 	Debug Debug `yaml:"debug" restart:"true"`
+	// Names say what the names that clients ask for stand for, besides the models and adapters that endpoints serve.
+	Names Names `yaml:"names"`
 	// Pools are the groups of endpoints; each serves one base model. At least one is required, and it needs a name and
 	// a discovery source; everything else in this file may be left out.
 	Pools []Pool `yaml:"pools"`
@@ -441,6 +443,7 @@ func Default() *Config {
 		Drain:   Drain{Delay: 5 * time.Second, Timeout: 2 * time.Minute},
 		State:   State{MaxAge: 15 * time.Minute},
 		Headers: Headers{RequestID: "keep", Forwarded: "append"},
+		Names:   Names{AnswerModel: "served"},
 	}
 }
 

@@ -199,6 +199,8 @@ func (d *decoder) value(path string, n *yaml.Node, v reflect.Value, f field) {
 			d.value(path+"["+strconv.Itoa(i)+"]", c, e, f)
 		}
 		v.Set(out)
+	case t.Kind() == reflect.Map && t.Elem().Kind() == reflect.String:
+		d.texts(path, at, n, v)
 	case t.Kind() == reflect.Map:
 		d.weights(path, at, n, v, f)
 	default:
@@ -353,6 +355,25 @@ func (d *decoder) weights(path string, at, n *yaml.Node, v reflect.Value, f fiel
 			d.add(p.value, written, show(p.value)+" is not a weight", "write a number from 0 up")
 		}
 		out[name] = w
+	}
+	v.Set(reflect.ValueOf(out))
+}
+
+// texts decodes a mapping of text to text.
+func (d *decoder) texts(path string, at, n *yaml.Node, v reflect.Value) {
+	if n.Kind != yaml.MappingNode {
+		d.add(at, path, describe(n)+" where names with values belong", "write {name: value}")
+		return
+	}
+	out := make(map[string]string, len(n.Content)/2)
+	for _, p := range d.pairs(path, n) {
+		var s string
+		if p.key.Value == "" {
+			d.add(p.key, path, "an empty name", "write one")
+			continue
+		}
+		d.value(join(path, p.key.Value), p.value, reflect.ValueOf(&s).Elem(), field{})
+		out[p.key.Value] = s
 	}
 	v.Set(reflect.ValueOf(out))
 }

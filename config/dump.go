@@ -121,13 +121,15 @@ func (p *printer) entry(key string, v reflect.Value, ext extent) []string {
 			lines = append(lines, "  - "+s)
 			continue
 		}
-		// The dash goes to the first key, which comments may precede.
-		item := p.structure(e, ext)
-		first := slices.IndexFunc(item, func(l string) bool { return !strings.HasPrefix(l, "#") })
-		lines = append(lines, prefix("    ", "    ", item[:first])...)
-		lines = append(lines, prefix("  - ", "    ", item[first:])...)
+		lines = append(lines, prefix("  ", "  ", item(p.structure(e, ext)))...)
 	}
 	return lines
+}
+
+// item makes the lines of a struct those of an item of a list. The dash goes to the first key, which comments may precede.
+func item(lines []string) []string {
+	first := slices.IndexFunc(lines, func(l string) bool { return len(l) < 2 || l[0] != '#' || l[1] != ' ' })
+	return append(prefix("  ", "  ", lines[:first]), prefix("- ", "  ", lines[first:])...)
 }
 
 // example returns the lines of a key that has no value.
@@ -140,9 +142,12 @@ func (p *printer) example(f field) []string {
 	inner := p.structure(v.Elem(), full)
 	// Within what is commented out nothing needs to be commented out again.
 	for i, l := range inner {
-		if len(l) > 1 && l[0] == '#' && l[1] != ' ' {
+		if len(l) > 2 && l[0] == '#' && (l[1] != ' ' || l[2] == ' ') {
 			inner[i] = l[1:]
 		}
+	}
+	if f.typ.Kind() == reflect.Slice {
+		inner = item(inner)
 	}
 	return append([]string{f.name + ":"}, prefix("  ", "  ", inner)...)
 }
@@ -164,15 +169,12 @@ func (p *printer) inline(v reflect.Value) (string, bool) {
 		return strconv.Itoa(x), true
 	case float64:
 		return strconv.FormatFloat(x, 'g', -1, 64), true
+	case *time.Duration:
+		return formatDuration(*x), true
 	case map[string]float64:
-		var b strings.Builder
-		for i, k := range slices.Sorted(maps.Keys(x)) {
-			if i > 0 {
-				b.WriteString(", ")
-			}
-			fmt.Fprintf(&b, "%s: %s", text(k), strconv.FormatFloat(x[k], 'g', -1, 64))
-		}
-		return "{" + b.String() + "}", true
+		return flow(x, func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }), true
+	case map[string]string:
+		return flow(x, text), true
 	}
 	if v.Kind() == reflect.Slice && v.Len() == 0 {
 		return "[]", true
@@ -196,6 +198,18 @@ func (p *printer) inline(v reflect.Value) (string, bool) {
 		}
 	}
 	return short, plain
+}
+
+// flow is a mapping on one line, by its keys.
+func flow[V any](m map[string]V, show func(V) string) string {
+	var b strings.Builder
+	for i, k := range slices.Sorted(maps.Keys(m)) {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		fmt.Fprintf(&b, "%s: %s", text(k), show(m[k]))
+	}
+	return "{" + b.String() + "}"
 }
 
 // text is a string as a YAML scalar of one line.

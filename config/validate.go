@@ -102,6 +102,7 @@ func (d *decoder) validate() {
 		d.wrong("debug.request_header", strconv.Quote(clip(h))+" is not a header name", "write letters, digits and \"-\"")
 	}
 	d.pools()
+	d.names()
 }
 
 // first returns the first of the paths that the file says, or simply the first.

@@ -28,10 +28,17 @@ func (x *exchange) Field(name string) []byte {
 
 // nameQuery is what resolving the request's name needs to know of it.
 func (x *exchange) nameQuery() names.Request {
-	q := names.Request{Name: x.model, Path: x.path, Fields: x, Caller: x.caller}
-	q.Session = sessionOf(&x.peek.Facts)
-	if len(x.peek.User) > 0 {
-		q.User = pool.HashName(x.peek.User)
+	q := NameQuery(x.model, x.path, &x.peek.Facts)
+	q.Fields, q.Caller = x, x.caller
+	return q
+}
+
+// NameQuery is what resolving a name needs to know of a request for it, besides its header and its caller. Explanations and
+// requests both go through here, so that they cannot come apart.
+func NameQuery(model, path []byte, f *openai.Facts) names.Request {
+	q := names.Request{Name: model, Path: path, Session: sessionOf(f)}
+	if len(f.User) > 0 {
+		q.User = pool.HashName(f.User)
 	}
 	return q
 }

@@ -379,7 +379,7 @@ func (c *repeatingConn) Read(p []byte) (int, error) { return copy(p, c.b), nil }
 
 func TestRejectionsAreOutcomes(t *testing.T) {
 	for _, r := range []*rejection{errRequestLine, errMethod, errTargetTooLong, errBodyTooLarge, errHeadTimeout, errBodyTimeout, errBudget, errClientGone} {
-		if want := map[string]int{"bad_request": 400, "method_not_allowed": 405, "request_timeout": 408, "too_large": 413, "saturated": 429, "headers_too_large": 431, "client_gone": 499}[r.code]; r.status != want {
+		if want := map[string]int{"bad_request": 400, "unauthorized": 401, "method_not_allowed": 405, "request_timeout": 408, "too_large": 413, "saturated": 429, "headers_too_large": 431, "client_gone": 499}[r.code]; r.status != want {
 			t.Errorf("%v: status %d, want %d", r, r.status, want)
 		}
 		if strings.ContainsAny(r.reason, "\"\\") {

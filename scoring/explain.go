@@ -15,6 +15,12 @@ import (
 
 // An Explanation is a decision with everything that it rested on.
 type Explanation struct {
+	// Asked and Resolved are filled in by whoever resolved the name: what the request named, if that is not the model, and
+	// the steps from there to the model. Pool is the model's.
+	Asked    string   `json:"asked,omitempty"`
+	Resolved []string `json:"resolved,omitempty"`
+	Pool     string   `json:"pool,omitempty"`
+
 	Policy          string  `json:"policy"`
 	SnapshotVersion uint64  `json:"snapshot_version"`
 	Model           string  `json:"model"`
@@ -183,6 +189,9 @@ func (rec *recorder) totals(c *Candidates, total []float64) {
 // String returns the explanation as a table, chosen endpoint first and best cost next.
 func (e Explanation) String() string {
 	var b bytes.Buffer
+	for _, r := range e.Resolved {
+		fmt.Fprintf(&b, "%s\n", r)
+	}
 	fmt.Fprintf(&b, "policy %s, snapshot %d, model %s, prompt %d tokens, output %d expected\n", e.Policy, e.SnapshotVersion, e.Model, e.PromptTokens, e.OutputTokens)
 	if e.Error != "" {
 		fmt.Fprintf(&b, "no decision: %s\n", e.Error)

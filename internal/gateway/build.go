@@ -10,6 +10,7 @@ import (
 
 	"kvgate/config"
 	"kvgate/discovery"
+	"kvgate/internal/names"
 	"kvgate/metrics"
 	"kvgate/pool"
 	"kvgate/proxy"
@@ -30,9 +31,14 @@ type parts struct {
 	pools    []pool.PoolSpec
 	policies map[string]*scoring.Policy // by pool
 	routes   *proxy.Routes
+	names    *names.Resolver
+	special  map[special]*scoring.Policy
 	scrape   metrics.Options
 	certs    []tls.Certificate // of the client listener
 }
+
+// decider is what decides on requests.
+func (b *parts) decider() *decider { return &decider{b.names, b.policies, b.special} }
 
 // build makes everything that cfg asks for and can be replaced. It starts nothing.
 func (g *Gateway) build(cfg *config.Config) (*parts, error) {
@@ -58,12 +64,9 @@ func (g *Gateway) build(cfg *config.Config) (*parts, error) {
 		}
 		b.scrape.Pools[p.Name] = metrics.PoolOptions{APIKey: p.APIKey.Reveal(), TLS: tlsConfig, Custom: custom}
 		routes = append(routes, proxy.PoolOptions{
-			Name:   p.Name,
-			Policy: policy,
-			Timeouts: proxy.Timeouts{
-				Connect: p.Timeouts.Connect, FirstToken: p.Timeouts.FirstToken, Idle: p.Timeouts.Idle,
-				Total: p.Timeouts.Total, EndpointIdle: some(p.Timeouts.EndpointIdle),
-			},
+			Name:     p.Name,
+			Policy:   policy,
+			Timeouts: timeouts(p),
 			Retry: proxy.Retry{
 				MaxAttempts: cfg.Retry.MaxAttempts, BudgetRatio: cfg.Retry.BudgetRatio, BudgetMin: cfg.Retry.BudgetMin,
 				ReplayUnanswered: cfg.Retry.ReplayUnanswered,
@@ -81,6 +84,9 @@ func (g *Gateway) build(cfg *config.Config) (*parts, error) {
 	if b.routes, err = proxy.NewRoutes(routes); err != nil {
 		return nil, err
 	}
+	if err := g.setNames(cfg, b, routes); err != nil {
+		return nil, err
+	}
 	if cfg.TLS != nil {
 		c, err := tls.LoadX509KeyPair(cfg.TLS.CertFile, cfg.TLS.KeyFile)
 		if err != nil {
@@ -89,6 +95,14 @@ func (g *Gateway) build(cfg *config.Config) (*parts, error) {
 		b.certs = []tls.Certificate{c}
 	}
 	return b, nil
+}
+
+// timeouts are the waits on p's endpoints.
+func timeouts(p *config.Pool) proxy.Timeouts {
+	return proxy.Timeouts{
+		Connect: p.Timeouts.Connect, FirstToken: p.Timeouts.FirstToken, Idle: p.Timeouts.Idle,
+		Total: p.Timeouts.Total, EndpointIdle: some(p.Timeouts.EndpointIdle),
+	}
 }
 
 // some is d, or next to nothing where the configuration says none and zero would mean a default.

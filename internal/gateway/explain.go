@@ -2,7 +2,9 @@ package gateway
 
 import (
 	"fmt"
+	"strings"
 
+	"kvgate/internal/names"
 	"kvgate/openai"
 	"kvgate/pool"
 	"kvgate/proxy"
@@ -11,12 +13,21 @@ import (
 
 // Explain tells how a request with this body to this path would be decided now. It books nothing.
 func (g *Gateway) Explain(path string, body []byte) (scoring.Explanation, error) {
-	return Explain(g.table.Load(), g.now(), path, body, func(pool string) *scoring.Policy { return (*g.policies.Load())[pool] })
+	return g.decides.Load().explain(g.table.Load(), g.now(), path, body)
 }
 
-// Explain tells how a request with this body to this path is decided on s at now by its pool's policy; a pool without one
-// is an error.
+// Explain tells how a request with this body to this path is decided on s at now by its pool's policy, with no rules or
+// aliases; a pool without a policy is an error.
 func Explain(s *pool.Snapshot, now pool.Instant, path string, body []byte, policy func(pool string) *scoring.Policy) (scoring.Explanation, error) {
+	d := &decider{policies: make(map[string]*scoring.Policy)}
+	for i := range s.Pools {
+		d.policies[s.Pools[i].Name] = policy(s.Pools[i].Name)
+	}
+	return d.explain(s, now, path, body)
+}
+
+// explain tells how a request with this body to this path, and no header fields, is decided on s at now.
+func (d *decider) explain(s *pool.Snapshot, now pool.Instant, path string, body []byte) (scoring.Explanation, error) {
 	route, ok := openai.FindRoute([]byte("POST"), []byte(path))
 	if !ok || route.Kind != openai.KindJSON {
 		return scoring.Explanation{}, fmt.Errorf("path %s: nothing is decided there; try /v1/chat/completions", path)
@@ -25,16 +36,52 @@ func Explain(s *pool.Snapshot, now pool.Instant, path string, body []byte, polic
 	if err := openai.Peek(route.API, body, &peek); err != nil {
 		return scoring.Explanation{}, err
 	}
-	target := s.Target(peek.Model)
+	nq := proxy.NameQuery(peek.Model, []byte(path), &peek.Facts)
+	named, steps := d.names.Explain(s, &nq)
+	if named.Target == nil && named.HasFallback() {
+		q := nq
+		if d.names.FallBack(&named, s, &q) {
+			steps = append(steps, names.Step{Name: string(peek.Model), By: names.FellBack.String(), To: named.Target.Name})
+		}
+	}
+	target := named.Target
 	if target == nil {
-		return scoring.Explanation{}, fmt.Errorf("model %q: nobody serves it; kvgate models lists what is served", peek.Model)
+		err := fmt.Errorf("model %q: nobody serves it; kvgate models lists what is served", peek.Model)
+		if named.Wanted != "" {
+			err = fmt.Errorf("model %q: it stands for %q, and nobody serves that; kvgate models lists what is served", peek.Model, named.Wanted)
+		}
+		return scoring.Explanation{}, err
 	}
 	name := s.Pools[target.Pool].Name
-	p := policy(name)
+	p := d.policy(&named, name)
 	if p == nil {
 		return scoring.Explanation{}, fmt.Errorf("pool %s is being set up; try again", name)
 	}
 	var q scoring.Request
 	proxy.FillQuery(&q, &peek.Facts, body, target, p, nil)
-	return p.Explain(&q, s, now), nil
+	x := p.Explain(&q, s, now)
+	x.Pool = name
+	if len(steps) != 1 || steps[0].By != names.Served.String() {
+		x.Asked, x.Resolved = string(peek.Model), describe(steps)
+	}
+	return x, nil
+}
+
+// describe tells the steps from a name to a model.
+func describe(steps []names.Step) (out []string) {
+	for _, s := range steps {
+		var b strings.Builder
+		fmt.Fprintf(&b, "%s: %s", s.Name, s.By)
+		if s.Rule != nil {
+			fmt.Fprintf(&b, " names.rules[%d]", *s.Rule)
+		}
+		if s.To != s.Name {
+			fmt.Fprintf(&b, " → %s", s.To)
+		}
+		if s.Share > 0 {
+			fmt.Fprintf(&b, " (%.3g%% of requests)", 100*s.Share)
+		}
+		out = append(out, b.String())
+	}
+	return out
 }

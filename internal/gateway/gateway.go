@@ -76,14 +76,14 @@ type Gateway struct {
 	syncing   sync.Mutex // serialises syncScrapers
 	reloading sync.Mutex // serialises reloads; guards learners and lastBad
 	learners  map[string]*scoring.Learner
-	index     *scoring.Index                             // of prompt prefixes, of all pools
-	saved     map[[3]string]*savedEndpoint               // of a state file, of endpoints not seen yet; under taking
-	savedAt   time.Time                                  // when that was written
-	taking    sync.Mutex                                 // serialises takeUpState
-	lastBad   string                                     // what a reload complained of, so that a watch says it once
-	running   *config.Config                             // that it was started with: what needs a restart is as it says
-	cfg       atomic.Pointer[config.Config]              // in use
-	policies  atomic.Pointer[map[string]*scoring.Policy] // in use, by pool
+	index     *scoring.Index                // of prompt prefixes, of all pools
+	saved     map[[3]string]*savedEndpoint  // of a state file, of endpoints not seen yet; under taking
+	savedAt   time.Time                     // when that was written
+	taking    sync.Mutex                    // serialises takeUpState
+	lastBad   string                        // what a reload complained of, so that a watch says it once
+	running   *config.Config                // that it was started with: what needs a restart is as it says
+	cfg       atomic.Pointer[config.Config] // in use
+	decides   atomic.Pointer[decider]       // in use
 
 	states   states
 	beats    atomic.Uint64
@@ -130,7 +130,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 	}
 	g.running = cfg
 	g.cfg.Store(cfg)
-	g.policies.Store(&b.policies)
+	g.decides.Store(b.decider())
 	// A page of observations is published at a time: with many endpoints, each by itself would copy the table too often.
 	g.table = pool.NewTable(b.pools, pool.Options{PublishEvery: publishEvery})
 	g.metrics = telemetry.New(telemetry.Options{Table: g.table, Now: g.now})

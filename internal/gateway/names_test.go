@@ -83,3 +83,53 @@ func TestExplainListsAll(t *testing.T) {
 		t.Errorf("%s", body)
 	}
 }
+
+// Rules of the configuration work, are explained, are taken over at reload, and are compared with what endpoints serve.
+func TestRules(t *testing.T) {
+	a, b := sim(t, modelsim.Options{Models: []string{"big"}, Adapters: []string{"sql"}, Speedup: 50}), sim(t, modelsim.Options{Models: []string{"small"}, Speedup: 50})
+	text := onePool(a.URL()) + "  - name: q\n    discovery: {static: [" + b.URL() + "]}\n"
+	g := start(t, text+`names:
+  answer_model: asked
+  aliases: {gpt: big}
+  rules:
+    - {model: canary, split: [{model: gpt, weight: 3}, {model: small, weight: 1}], sticky: session}
+    - {model: quick, to: gpt, policy: round_robin, timeouts: {total: 9s}}
+`, Options{})
+	ask := func(model string, want int, text string) {
+		t.Helper()
+		if status, body := post(t, "http://"+g.Addr()+"/v1/chat/completions", chat(model, false, 2)); status != want || !strings.Contains(body, text) {
+			t.Errorf("%s: %d %s; want %d and %s", model, status, body, want, text)
+		}
+	}
+	eventually(t, "both are known", func() bool {
+		return g.Table().Load().TargetString("big") != nil && g.Table().Load().TargetString("small") != nil
+	})
+	ask("gpt", 200, `"model":"gpt"`)
+	ask("big:sql", 200, `"model":"big:sql"`)
+	ask("canary", 200, `"model":"canary"`)
+	ask("nobody", 404, "model_not_found")
+	explain := func(model string, want ...string) {
+		t.Helper()
+		_, body := post(t, "http://"+g.AdminAddr()+"/debug/explain?format=text", chat(model, false, 2))
+		for _, w := range want {
+			if !strings.Contains(body, w) {
+				t.Errorf("explain %s: %s\nlacks %q", model, body, w)
+			}
+		}
+	}
+	explain("canary", "canary: rule names.rules[0] → ", "% of requests)", "<- chosen")
+	explain("quick", "quick: rule names.rules[1] → gpt\ngpt: alias → big\n", "policy round_robin")
+	explain("big:sql", "big:sql: base:adapter → sql\n", "policy auto")
+	g.write(text + "names: {default_pool: q}\n")
+	if _, err := g.Reload("test"); err != nil {
+		t.Fatal(err)
+	}
+	ask("gpt", 200, `"model":"small"`)
+	explain("gpt", "gpt: default pool → small\n")
+
+	p := probed(t, text+"names: {aliases: {x: smal, y: small, z: sql}, rules: [{model: big, fallback: [big:sql, nobody]}]}\n")
+	if len(p.Problems) != 2 || !strings.Contains(p.Problems.Error(), `names.aliases.x: no endpoint serves "smal"; did you mean "small"?`) ||
+		!strings.Contains(p.Problems.Error(), `names.rules[0].fallback[1]: no endpoint serves "nobody"`) {
+		t.Errorf("%v", p.Problems)
+	}
+}

@@ -77,7 +77,7 @@ func (g *Gateway) reload(why string) (admin.ReloadResult, error) {
 	}
 	// Nothing fails from here on. Routes first: when the table shows a new pool, requests for it can be handled.
 	g.handler.SetRoutes(b.routes)
-	g.policies.Store(&b.policies)
+	g.decides.Store(b.decider())
 	g.table.SetPools(b.pools, g.now())
 	g.syncScrapers()
 	g.discovery.SetPools(cfg.Pools)
