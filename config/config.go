@@ -58,6 +58,13 @@ type Config struct {
 	Debug Debug `yaml:"debug" restart:"true"`
 	// Names say what the names that clients ask for stand for, besides the models and adapters that endpoints serve.
 	Names Names `yaml:"names"`
+	// Auth says who may come in: requests need an API key or a token. Without it everybody may, and what a client sends as
+	// Authorization goes on to the endpoints.
+	Auth *Auth `yaml:"auth" example:""`
+	// Quotas say how much each tenant may use.
+	Quotas Quotas `yaml:"quotas"`
+	// Usage says where records of usage go. Without a file or webhook, none are made.
+	Usage *Usage `yaml:"usage" example:""`
 	// Pools are the groups of endpoints; each serves one base model. At least one is required, and it needs a name and
 	// a discovery source; everything else in this file may be left out.
 	Pools []Pool `yaml:"pools"`
@@ -444,6 +451,7 @@ func Default() *Config {
 		State:   State{MaxAge: 15 * time.Minute},
 		Headers: Headers{RequestID: "keep", Forwarded: "append"},
 		Names:   Names{AnswerModel: "served"},
+		Quotas:  Quotas{AssumedOutputTokens: 1000, Headers: true},
 	}
 }
 

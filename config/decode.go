@@ -22,6 +22,7 @@ type decoder struct {
 	file     string
 	dir      string // of the file; relative names start here
 	root     *Config
+	least    string // what a file holds at least
 	problems Problems
 	values   map[string]*yaml.Node // by path
 	bad      map[string]bool       // paths that were already complained about

@@ -104,20 +104,23 @@ func newDecoder(name string, opt Options) *decoder {
 		dir = abs
 	}
 	return &decoder{
-		opt: opt, file: name, dir: dir, root: Default(),
+		opt: opt, file: name, dir: dir, root: Default(), least: "pools, each with name and discovery",
 		values: make(map[string]*yaml.Node), bad: make(map[string]bool), badBelow: make(map[string]bool),
 	}
 }
 
 // decode fills root and notes all problems.
 func (d *decoder) decode(data []byte) {
+	var more Problems // of other files
 	if n := d.parse(data); n != nil {
 		d.value("", n, reflect.ValueOf(d.root).Elem(), field{})
 		if n.Kind == yaml.MappingNode && !d.spent() {
+			more = d.loadKeys()
 			d.validate()
 		}
 	}
 	d.problems.sort()
+	d.problems = append(d.problems, more...)
 }
 
 // parse turns data into the tree of its only document, or notes why it can't.
@@ -138,7 +141,7 @@ func (d *decoder) parse(data []byte) *yaml.Node {
 	dec := yaml.NewDecoder(bytes.NewReader(data))
 	switch err := decodeNode(dec, &doc); {
 	case errors.Is(err, io.EOF), err == nil && isNull(&doc):
-		d.add(&yaml.Node{Line: 1, Column: 1}, "", "the file is empty", "the least it needs is pools, each with name and discovery")
+		d.add(&yaml.Node{Line: 1, Column: 1}, "", "the file is empty", "the least it needs is "+d.least)
 		return nil
 	case err != nil:
 		d.syntax(data, err)

@@ -322,7 +322,7 @@ func (d *decoder) nowhere() {
 		known = append(known, d.root.Pools[i].Models...)
 	}
 	n := &d.root.Names
-	known = append(known, slices.Collect(maps.Keys(n.Aliases))...)
+	known = append(known, slices.Sorted(maps.Keys(n.Aliases))...)
 	for i := range n.Rules {
 		if m := n.Rules[i].Model; m != "" {
 			known = append(known, m)

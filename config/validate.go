@@ -103,6 +103,9 @@ func (d *decoder) validate() {
 	}
 	d.pools()
 	d.names()
+	d.auth()
+	d.quotas()
+	d.usage()
 }
 
 // first returns the first of the paths that the file says, or simply the first.
@@ -612,13 +615,25 @@ func (d *decoder) inputs(data []byte) string {
 	part(data)
 	file := func(name string) {
 		if name != "" {
-			b, _ := readRegular(name)
+			b, _ := readFile(name)
 			part(b)
 		}
 	}
 	if t := d.root.TLS; t != nil {
 		file(t.CertFile)
 		file(t.KeyFile)
+	}
+	if a := d.root.Auth; a != nil {
+		file(a.KeysFile)
+		if a.JWT != nil {
+			file(a.JWT.JWKSFile)
+		}
+	}
+	if r := d.root.Quotas.Redis; r != nil {
+		part([]byte(r.URL.Reveal()))
+	}
+	if u := d.root.Usage; u != nil && u.Webhook != nil {
+		part([]byte(u.Webhook.Token.Reveal()))
 	}
 	for _, p := range d.root.Pools {
 		part([]byte(p.APIKey.Reveal()))

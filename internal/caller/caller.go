@@ -62,10 +62,15 @@ func (c *Caller) May(t *pool.Target) bool { return c == nil || c.Models.Has(t) }
 type Models struct {
 	exact map[string]struct{}
 	globs []string
+	pairs []pair
 }
 
+// A pair is a pattern for base:adapter.
+type pair struct{ base, adapter string }
+
 // NewModels returns the set of what one of the patterns matches: "*" stands for any characters, "?" for one. Patterns are
-// matched against the name of a model or adapter, and for an adapter against base:adapter too. An empty list is the empty set.
+// matched against the name of a model or adapter. One with a colon is matched against base:adapter too, what is before the
+// colon against the base model alone: a pattern for a model never lets its adapters in. An empty list is the empty set.
 func NewModels(patterns []string) *Models {
 	m := &Models{exact: make(map[string]struct{}, len(patterns))}
 	for _, p := range patterns {
@@ -77,6 +82,11 @@ func NewModels(patterns []string) *Models {
 		default:
 			m.exact[p] = struct{}{}
 		}
+		for i := range len(p) { // names may have colons of their own
+			if p[i] == ':' {
+				m.pairs = append(m.pairs, pair{p[:i], p[i+1:]})
+			}
+		}
 	}
 	return m
 }
@@ -86,17 +96,11 @@ func (m *Models) Has(t *pool.Target) bool {
 	if m == nil || m.has(t.Name) {
 		return true
 	}
-	if !t.Adapter || t.Base == "" {
-		return false
-	}
-	var buf [256]byte // longer names allocate
-	full := append(append(append(buf[:0], t.Base...), ':'), t.Name...)
-	if _, ok := m.exact[string(full)]; ok {
-		return true
-	}
-	for _, g := range m.globs {
-		if Match(g, full) {
-			return true
+	if t.Adapter {
+		for i := range m.pairs {
+			if p := &m.pairs[i]; Match(p.base, t.Base) && Match(p.adapter, t.Name) {
+				return true
+			}
 		}
 	}
 	return false

@@ -69,6 +69,11 @@ func TestModels(t *testing.T) {
 	f(base, true, "x", "org/*")
 	f(base, true, "org/llama")
 	f(adapter, false, "org/llama") // a base model is not its adapters
+	f(adapter, false, "org/*")
+	f(adapter, false, "org/llama*")
+	f(adapter, true, "org/*:s*")
+	f(&pool.Target{Name: "a:b", Adapter: true, Base: "org/llama:v1"}, true, "org/llama:v1:a:*")
+	f(&pool.Target{Name: "sql", Adapter: true, Base: "org/llama:v1"}, false, "org/llama:v1*")
 	f(adapter, true, "sql")
 	f(adapter, true, "org/llama:sql")
 	f(adapter, true, "org/llama:*")

@@ -33,6 +33,7 @@ type parts struct {
 	routes   *proxy.Routes
 	names    *names.Resolver
 	special  map[special]*scoring.Policy
+	tokens   *tokens // nil: none are accepted
 	scrape   metrics.Options
 	certs    []tls.Certificate // of the client listener
 }
@@ -85,6 +86,9 @@ func (g *Gateway) build(cfg *config.Config) (*parts, error) {
 		return nil, err
 	}
 	if err := g.setNames(cfg, b, routes); err != nil {
+		return nil, err
+	}
+	if err := g.setAuth(cfg, b); err != nil {
 		return nil, err
 	}
 	if cfg.TLS != nil {

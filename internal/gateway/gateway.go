@@ -24,6 +24,7 @@ import (
 	"kvgate/config"
 	"kvgate/discovery"
 	"kvgate/internal/admin"
+	"kvgate/internal/auth"
 	"kvgate/internal/version"
 	"kvgate/metrics"
 	"kvgate/pool"
@@ -80,6 +81,9 @@ type Gateway struct {
 	saved     map[[3]string]*savedEndpoint  // of a state file, of endpoints not seen yet; under taking
 	savedAt   time.Time                     // when that was written
 	taking    sync.Mutex                    // serialises takeUpState
+	tokens    *tokens                       // guarded by reloading
+	serving   bool                          // Run has begun and not ended; guarded by reloading
+	ring      atomic.Pointer[auth.Tokens]   // in use; nil: none
 	lastBad   string                        // what a reload complained of, so that a watch says it once
 	running   *config.Config                // that it was started with: what needs a restart is as it says
 	cfg       atomic.Pointer[config.Config] // in use
@@ -129,6 +133,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 		return nil, err
 	}
 	g.running = cfg
+	g.useTokens(b.tokens)
 	g.cfg.Store(cfg)
 	g.decides.Store(b.decider())
 	// A page of observations is published at a time: with many endpoints, each by itself would copy the table too often.
@@ -284,6 +289,7 @@ func (g *Gateway) Run(ctx context.Context) (Result, error) {
 	running.Go(func() { g.every(loops, sweepEvery, func() { g.metrics.Sweep(g.table.Load(), sweepEvery) }) })
 
 	g.loadState()
+	g.startTokens()
 	g.reloading.Lock() // a reload may have come first, and what it set up is to stay
 	g.discovery.SetPools(g.cfg.Load().Pools)
 	g.reloading.Unlock()
@@ -355,6 +361,7 @@ func (g *Gateway) close(cut context.Context) {
 		}
 		g.scrapers.Stop()
 		g.handler.Close()
+		g.closeTokens()
 		g.closeListeners()
 	})
 }
@@ -385,6 +392,7 @@ func (g *Gateway) missing() []string {
 			out = append(out, "waiting for a first look at "+strings.Join(w, ", "))
 		}
 	}
+	out = append(out, g.authMissing()...)
 	s, now := g.table.Load(), g.now()
 	counts := make(map[string]int)
 	for i := range s.Rows {

@@ -93,7 +93,7 @@ func Probe(ctx context.Context, cfg *config.Config) (Probed, error) {
 			looks = append(looks, l)
 		}
 	}
-	return Probed{looks, append(namesAmiss(cfg, s), targetsAmiss(cfg, s)...)}, nil
+	return Probed{looks, slices.Concat(namesAmiss(cfg, s), targetsAmiss(cfg, s), g.probeAuth(ctx, cfg))}, nil
 }
 
 // A Probed is what looking at every endpoint showed.
