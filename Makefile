@@ -36,6 +36,10 @@ test-kubernetes: build ## against a real Kubernetes API server, built once (need
 	@command -v etcd >/dev/null || { echo "etcd is not installed: apt-get install etcd-server, or put an etcd 3.4 or newer into PATH"; exit 1; }
 	cd test/kubernetes && $(GO) test -trimpath -count=1 -timeout 90m -v . -kvgate ../../kvgate
 
+.PHONY: test-dashboard
+test-dashboard: build ## the dashboard in a real browser, screenshots into dist/dashboard (needs chromium)
+	cd test/dashboard && $(GO) test -count=1 -timeout 20m -v . -kvgate ../../kvgate -shots ../../dist/dashboard
+
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (20s) each
 	@set -e; for p in $$($(GO) list ./...); do \

@@ -54,7 +54,7 @@ type Config struct {
 	State State `yaml:"state"`
 	// Headers says what happens to headers that proxies add.
 	Headers Headers `yaml:"headers" restart:"true"`
-	// Debug adds X-Kvgate-Endpoint, X-Kvgate-Outcome, X-Kvgate-Attempts and Server-Timing to answers.
+	// Debug is about answers that say how they came about, and about decisions that are kept to be explained.
 	Debug Debug `yaml:"debug" restart:"true"`
 	// Names say what the names that clients ask for stand for, besides the models and adapters that endpoints serve.
 	Names Names `yaml:"names"`
@@ -88,6 +88,12 @@ type Admin struct {
 	// Listen is its address, host:port. Danger: it has no authentication and shows endpoint addresses and profiles;
 	// keep it on loopback or behind a network policy.
 	Listen string `yaml:"listen" restart:"true" number:"true"`
+	// Token is what actions on the admin listener ask for, as "Authorization: Bearer …": drain or re-admit an endpoint,
+	// change the log level, reload. Without it there are none but reload, which is then open to whoever reaches the
+	// listener. ${NAME} is taken from the environment.
+	Token Secret `yaml:"token" example:"${KVGATE_ADMIN_TOKEN}"`
+	// TokenFile holds that token instead, in a file; white space around it is ignored.
+	TokenFile string `yaml:"token_file" example:"/etc/kvgate/admin.token" path:"read"`
 }
 
 // Log says what is logged and how.
@@ -236,13 +242,16 @@ type Headers struct {
 	Forwarded string `yaml:"forwarded" enum:"append,replace,off"`
 }
 
-// Debug adds headers to answers that say how they came about.
+// Debug is about answers that say how they came about, and about decisions that are kept to be explained.
 type Debug struct {
-	// Headers adds them to every answer. Danger: clients then see the addresses of your endpoints.
+	// Headers adds X-Kvgate-Endpoint, X-Kvgate-Outcome, X-Kvgate-Attempts and Server-Timing to every answer. Danger: clients then see the addresses of your endpoints.
 	Headers bool `yaml:"headers"`
 	// RequestHeader names a request header that asks for them, for one request, when its value is 1 or true. Danger:
 	// whoever may set it sees addresses; strip it from untrusted clients.
 	RequestHeader string `yaml:"request_header" example:"X-Kvgate-Debug"`
+	// ExplainShare is the share of one core, 0..0.5, that may go into explaining decisions while they are made. What is
+	// explained is shown by the dashboard and logged with slow requests. 0 switches it off.
+	ExplainShare float64 `yaml:"explain_share" min:"0" max:"0.5"`
 }
 
 // Pool is a group of endpoints that serve the same base model.
@@ -452,6 +461,7 @@ func Default() *Config {
 		Headers: Headers{RequestID: "keep", Forwarded: "append"},
 		Names:   Names{AnswerModel: "served"},
 		Quotas:  Quotas{AssumedOutputTokens: 1000, Headers: true},
+		Debug:   Debug{ExplainShare: 0.005},
 	}
 }
 

@@ -79,7 +79,7 @@ func (p *printer) structure(v reflect.Value, ext extent) (lines []string) {
 		absent := f.optional && fv.IsZero()
 		if f.typ == secretType {
 			// What was read from a file is not shown twice.
-			file := v.FieldByName("APIKeyFile")
+			file := v.FieldByName(v.Type().FieldByIndex(f.index).Name + "File")
 			absent = absent || file.IsValid() && file.String() != ""
 		}
 		if absent && (p.docs == nil || ext == brief) || ext == brief && reflect.DeepEqual(fv.Interface(), def.Elem().FieldByIndex(f.index).Interface()) {

@@ -46,6 +46,9 @@ func (d *decoder) warn(path, message, hint string) {
 	d.problems[len(d.problems)-1].Severity = Warning
 }
 
+// minTokenBytes is how long a secret must be that nobody is to guess.
+const minTokenBytes = 16
+
 // given reports whether the file says path.
 func (d *decoder) given(path string) bool { return d.values[path] != nil }
 
@@ -62,6 +65,10 @@ func (d *decoder) validate() {
 			return strconv.Quote(addr) + " (" + path + ")"
 		}
 		d.wrong(d.first("admin.listen", "listen"), of("admin.listen", c.Admin.Listen)+" collides with "+of("listen", c.Listen), "use another port for one of the two")
+	}
+	d.bearer("admin.token", "token", &c.Admin.Token, c.Admin.TokenFile)
+	if n := len(c.Admin.Token.Reveal()); n > 0 && n < minTokenBytes {
+		d.warn(d.first("admin.token_file", "admin.token"), fmt.Sprintf("the token has %d characters, which can be guessed", n), "openssl rand -hex 24 makes one")
 	}
 	if t := c.TLS; t != nil {
 		d.certificate("tls", t.CertFile, t.KeyFile, true)
@@ -215,19 +222,25 @@ func (d *decoder) pool(at string, p *Pool, names map[string]int, models, urls ma
 			d.warn(tp+".insecure_skip_verify", "certificates of endpoints are not verified", "use ca_file instead")
 		}
 	}
-	if !p.APIKey.IsZero() && p.APIKeyFile != "" {
-		d.wrong(at+".api_key_file", "there is an api_key too", "keep one of the two")
-	} else if p.APIKeyFile != "" {
-		if data := d.read(at+".api_key_file", p.APIKeyFile); data != nil {
-			p.APIKey = NewSecret(strings.TrimSpace(string(data)))
-			if p.APIKey.IsZero() {
-				d.wrong(at+".api_key_file", "the file is empty", "put the key into it")
+	d.bearer(at+".api_key", "key", &p.APIKey, p.APIKeyFile)
+}
+
+// bearer reads the secret at path from its file, if it has one, and checks that it can be a bearer token. what names it.
+func (d *decoder) bearer(path, what string, s *Secret, file string) {
+	inFile := path + "_file"
+	if !s.IsZero() && file != "" {
+		d.wrong(inFile, "there is "+path[strings.LastIndexByte(path, '.')+1:]+" too", "keep one of the two")
+	} else if file != "" {
+		if data := d.read(inFile, file); data != nil {
+			*s = NewSecret(strings.TrimSpace(string(data)))
+			if s.IsZero() {
+				d.wrong(inFile, "the file is empty", "put the "+what+" into it")
 			}
 		}
 	}
-	for _, b := range []byte(p.APIKey.Reveal()) {
+	for _, b := range []byte(s.Reveal()) {
 		if b <= ' ' || b >= 0x7f {
-			d.wrong(d.first(at+".api_key_file", at+".api_key"), "the key holds characters that a header can't", "keys are printable ASCII without spaces")
+			d.wrong(d.first(inFile, path), "the "+what+" holds characters that a header can't", what+"s are printable ASCII without spaces")
 			break
 		}
 	}
@@ -635,6 +648,7 @@ func (d *decoder) inputs(data []byte) string {
 	if u := d.root.Usage; u != nil && u.Webhook != nil {
 		part([]byte(u.Webhook.Token.Reveal()))
 	}
+	part([]byte(d.root.Admin.Token.Reveal()))
 	for _, p := range d.root.Pools {
 		part([]byte(p.APIKey.Reveal()))
 		if t := p.TLS; t != nil {

@@ -110,12 +110,13 @@ func (x *exchange) record(f *failure) {
 		r.UsageKnown, r.CachedKnown = u.HasInput || u.HasOutput, u.HasCached
 		r.InputTokens, r.OutputTokens, r.CachedTokens = u.InputTokens, u.OutputTokens, u.CachedTokens
 	}
+	x.recordTimes(r)
 	d := &x.decision
 	if d.Endpoint == nil {
 		return
 	}
 	r.Endpoint = d.Endpoint.ID
-	r.Decided = true
+	r.Decided, r.Explained = true, x.explained
 	r.Cost, r.RunnerUpCost = float64(d.Cost), float64(d.RunnerUpCost)
 	if d.RunnerUp != nil {
 		r.RunnerUp = d.RunnerUp.ID
@@ -225,7 +226,7 @@ func (x *exchange) reset() {
 	x.decision = scoring.Decision{}
 	x.resp = response{}
 	x.bodyLen, x.ipLen, x.addrLen = 0, 0, 0
-	x.attempt, x.attemptsBefore, x.status, x.bytesOut, x.deciding = 0, 0, 0, 0, 0
+	x.attempt, x.attemptsBefore, x.status, x.bytesOut, x.deciding, x.dialing, x.explained = 0, 0, 0, 0, 0, 0, 0
 	x.named = names.Route{Rule: -1}
 	x.addUsage = false
 	x.watching = false
@@ -233,7 +234,7 @@ func (x *exchange) reset() {
 		x.wait = waiting{woken: x.wait.woken, wake: x.wait.wake}
 	}
 	x.wantsStream, x.retryTaken, x.scanning, x.chunkedOut, x.committed, x.debug = false, false, false, false, false, false
-	x.firstToken, x.sentAt = time.Time{}, time.Time{}
+	x.firstToken, x.sentAt, x.readAt = time.Time{}, time.Time{}, time.Time{}
 	x.rec = telemetry.Record{}
 	if cap(x.prefix) > 256 {
 		x.prefix = nil

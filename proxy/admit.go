@@ -322,6 +322,7 @@ func (a *admitter) Start(w *admission.Waiter, now pool.Instant) (answer admissio
 			}
 		}
 	}
+	x.explain(s, now)
 	began := time.Now()
 	d, err := x.pool.Policy.Choose(&x.query, s, now, &x.booking)
 	x.deciding += time.Since(began)

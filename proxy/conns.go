@@ -125,8 +125,9 @@ type endpointConn struct {
 	config *tls.Config     // what it was dialled with
 
 	idleSince  time.Time
-	used       bool      // it has carried a request before
-	readArmed  time.Time // deadlines set on Conn; they are renewed only when they are due or too late
+	dialTook   time.Duration // for the request that had it dialled; then 0
+	used       bool          // it has carried a request before
+	readArmed  time.Time     // deadlines set on Conn; they are renewed only when they are due or too late
 	writeArmed time.Time
 
 	// Input that has been read and not yet used: in.b[r:w]. in is nil while there is none, so that a connection which
@@ -284,6 +285,7 @@ func (cs *conns) get(l *lease, address string, config *tls.Config, o *PoolOption
 		return nil, err
 	}
 	cs.dialed.Add(1)
+	c.dialTook = time.Since(now)
 	if !l.attach(c.Conn) {
 		cs.drop(c)
 		return nil, errCancelled

@@ -50,6 +50,7 @@ func (x *exchange) forward(ep *endpoint) *failure {
 		return x.connectFailure(err)
 	}
 	x.conn = c
+	x.dialing, c.dialTook = x.dialing+c.dialTook, 0
 	keep := false
 	defer func() {
 		// On every way out the connection goes back once: to the idle list after a clean end, else closed.

@@ -151,6 +151,8 @@ type Options struct {
 	DebugHeaders     bool   // X-Kvgate-* and Server-Timing on every answer
 	DebugHeader      string // request header that asks for them; "": none
 
+	// Explainer keeps explanations of some decisions; nil: nobody does.
+	Explainer Explainer
 	// OnModelGone is told when an endpoint answered that it doesn't have a model that it was believed to have, so that
 	// its list of models can be read again. It must not block. May be nil.
 	OnModelGone func(*pool.Endpoint)
@@ -382,6 +384,9 @@ type exchange struct {
 	bytesOut   int64
 	status     int // sent
 	deciding   time.Duration
+	readAt     time.Time     // when the request had been read; zero: not yet
+	dialing    time.Duration // waited for connections to be made
+	explained  uint64        // see Explainer
 
 	rec telemetry.Record
 }
@@ -544,7 +549,7 @@ func (x *exchange) read() *failure {
 		}
 		return f
 	}
-	x.bodyLen = x.body.n
+	x.bodyLen, x.readAt = x.body.n, time.Now()
 	var err error
 	switch route.Kind {
 	case openai.KindJSON:
@@ -599,8 +604,9 @@ func (x *exchange) choose() *failure {
 		x.chosen()
 		return nil
 	}
-	began := time.Now()
 	now := x.h.opts.Now()
+	x.explain(x.snapshot, now)
+	began := time.Now()
 	snapshot := x.snapshot
 	if x.attempt > 0 {
 		// A decision is made on one snapshot, and so is the target it is made for.

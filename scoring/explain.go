@@ -33,6 +33,7 @@ type Explanation struct {
 	Error           string  `json:"error,omitempty"`
 
 	Endpoints []EndpointExplanation `json:"endpoints"`
+	Omitted   int                   `json:"omitted,omitempty"` // endpoints that Trim left out
 }
 
 // An EndpointExplanation is what a decision thought of one endpoint.
@@ -186,20 +187,27 @@ func (rec *recorder) totals(c *Candidates, total []float64) {
 	}
 }
 
-// String returns the explanation as a table, chosen endpoint first and best cost next.
-func (e Explanation) String() string {
-	var b bytes.Buffer
-	for _, r := range e.Resolved {
-		fmt.Fprintf(&b, "%s\n", r)
+// Choose has e say that id was chosen, for a decision that was explained just before it was made.
+func (e *Explanation) Choose(id string) {
+	if e.Chosen == id {
+		return
 	}
-	fmt.Fprintf(&b, "policy %s, snapshot %d, model %s, prompt %d tokens, output %d expected\n", e.Policy, e.SnapshotVersion, e.Model, e.PromptTokens, e.OutputTokens)
-	if e.Error != "" {
-		fmt.Fprintf(&b, "no decision: %s\n", e.Error)
+	e.Endpoints = slices.Clone(e.Endpoints)
+	e.Chosen, e.RunnerUp, e.AheadBy = id, "", 0
+	for i := range e.Endpoints {
+		e.Endpoints[i].Chosen = e.Endpoints[i].ID == id
 	}
-	if e.Panic {
-		b.WriteString("every endpoint is down or ejected: all are tried\n")
+}
+
+// Trim sorts the endpoints, chosen one first and best cost next, and leaves out those beyond n.
+func (e *Explanation) Trim(n int) {
+	sortExplained(e.Endpoints)
+	if more := len(e.Endpoints) - n; more > 0 {
+		e.Endpoints, e.Omitted = slices.Clone(e.Endpoints[:n]), more
 	}
-	rows := slices.Clone(e.Endpoints)
+}
+
+func sortExplained(rows []EndpointExplanation) {
 	slices.SortStableFunc(rows, func(a, b EndpointExplanation) int {
 		switch {
 		case a.Chosen != b.Chosen:
@@ -215,6 +223,23 @@ func (e Explanation) String() string {
 		}
 		return strings.Compare(a.ID, b.ID)
 	})
+}
+
+// String returns the explanation as a table, chosen endpoint first and best cost next.
+func (e Explanation) String() string {
+	var b bytes.Buffer
+	for _, r := range e.Resolved {
+		fmt.Fprintf(&b, "%s\n", r)
+	}
+	fmt.Fprintf(&b, "policy %s, snapshot %d, model %s, prompt %d tokens, output %d expected\n", e.Policy, e.SnapshotVersion, e.Model, e.PromptTokens, e.OutputTokens)
+	if e.Error != "" {
+		fmt.Fprintf(&b, "no decision: %s\n", e.Error)
+	}
+	if e.Panic {
+		b.WriteString("every endpoint is down or ejected: all are tried\n")
+	}
+	rows := slices.Clone(e.Endpoints)
+	sortExplained(rows)
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	for i, r := range rows {
 		if i == 0 {

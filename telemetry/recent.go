@@ -34,6 +34,9 @@ type RecentRecord struct {
 // NewRecent returns a ring of n requests, at least 1.
 func NewRecent(n int) *Recent { return &Recent{slots: make([]recentSlot, max(1, n))} }
 
+// Size is how many requests are remembered at most.
+func (d *Recent) Size() int { return len(d.slots) }
+
 // Observe implements [Sink].
 func (d *Recent) Observe(r *Record) {
 	n := d.next.Add(1)
@@ -69,20 +72,62 @@ func each(r *Record, fn func(string) string) {
 	}
 }
 
-// Last returns at most n remembered requests, the newest first.
-func (d *Recent) Last(n int) []RecentRecord {
+// Since calls fn with the remembered requests after number, oldest first, and returns the number of the newest one. The record
+// is only lent: fn keeps nothing of it and must not call d. Requests that were forgotten meanwhile are missing.
+func (d *Recent) Since(number uint64, fn func(*RecentRecord)) uint64 {
+	newest := d.next.Load()
+	if n := uint64(len(d.slots)); newest > n {
+		number = max(number, newest-n)
+	}
+	for n := number + 1; n <= newest; n++ {
+		s := &d.slots[(n-1)%uint64(len(d.slots))]
+		s.mu.Lock()
+		have := s.n
+		if have == n {
+			rr := RecentRecord{s.n, s.at, s.rec}
+			fn(&rr)
+		}
+		s.mu.Unlock()
+		if have < n {
+			return n - 1 // it is being written
+		}
+	}
+	return newest
+}
+
+// Get returns the remembered request of that number.
+func (d *Recent) Get(number uint64) (rr RecentRecord, ok bool) {
+	if number == 0 {
+		return rr, false
+	}
+	s := &d.slots[(number-1)%uint64(len(d.slots))]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.n != number {
+		return rr, false
+	}
+	return s.copy(), true
+}
+
+// copy is what the slot holds, as the reader's own. The caller holds mu.
+func (s *recentSlot) copy() RecentRecord {
+	rr := RecentRecord{s.n, s.at, s.rec}
+	rr.Attempts = slices.Clone(rr.Attempts)
+	each(&rr.Record, func(v string) string { return string(append([]byte(nil), v...)) })
+	return rr
+}
+
+// Last returns at most n remembered requests that keep likes (nil likes all), the newest first.
+func (d *Recent) Last(n int, keep func(*Record) bool) []RecentRecord {
 	newest := d.next.Load()
 	var out []RecentRecord
 	for i := uint64(0); i < min(newest, uint64(len(d.slots))) && len(out) < n; i++ {
 		s := &d.slots[(newest-1-i)%uint64(len(d.slots))]
 		s.mu.Lock()
-		rr := RecentRecord{s.n, s.at, s.rec}
-		rr.Attempts = slices.Clone(rr.Attempts)
-		each(&rr.Record, func(v string) string { return string(append([]byte(nil), v...)) })
-		s.mu.Unlock()
-		if rr.Number != 0 {
-			out = append(out, rr)
+		if s.n != 0 && (keep == nil || keep(&s.rec)) {
+			out = append(out, s.copy())
 		}
+		s.mu.Unlock()
 	}
 	return out
 }

@@ -9,7 +9,7 @@ import (
 
 func TestRecentKeepsTheNewest(t *testing.T) {
 	d := NewRecent(4)
-	if got := d.Last(10); len(got) != 0 {
+	if got := d.Last(10, nil); len(got) != 0 {
 		t.Errorf("%d requests before the first", len(got))
 	}
 	buf := []byte("request-0") // as the proxy does: one buffer, used again
@@ -20,14 +20,14 @@ func TestRecentKeepsTheNewest(t *testing.T) {
 		d.Observe(r)
 		r.Attempts[0].Outcome = "overwritten"
 	}
-	got := d.Last(3)
+	got := d.Last(3, nil)
 	if len(got) != 3 || got[0].RequestID != "request-9" || got[2].RequestID != "request-7" || got[0].Number != 10 {
 		t.Errorf("last three: %+v", got)
 	}
 	if a := got[0].Attempts; len(a) != 2 || a[0].Outcome != "endpoint_connect" {
 		t.Errorf("attempts %+v", a)
 	}
-	if got := d.Last(100); len(got) != 4 {
+	if got := d.Last(100, nil); len(got) != 4 {
 		t.Errorf("%d requests from a ring of 4", len(got))
 	}
 }
@@ -47,7 +47,7 @@ func TestRecentRecordsAreTheReadersOwn(t *testing.T) {
 		})
 	}
 	for range 500 {
-		for _, r := range d.Last(2) {
+		for _, r := range d.Last(2, nil) {
 			if r.RequestID != r.Model || r.Path != r.Model || strings.Trim(r.Model, r.Model[:1]) != "" {
 				t.Fatalf("torn: %q %q %q", r.RequestID, r.Model, r.Path)
 			}

@@ -32,6 +32,15 @@ type Record struct {
 	TTFTSeconds     float64 // from the request's last byte to the answer's first token, waiting included; 0 if there was none or it is not streamed
 	DurationSeconds float64 // from the request's first byte to the answer's last one
 
+	// Where that time went, each counted from the request's first byte; 0 if it did not get that far.
+	ReadSeconds      float64 // the request had been read
+	SentSeconds      float64 // it had been written to the endpoint that answered, or to the last one tried
+	FirstByteSeconds float64 // the first token came, or the first byte of an answer that shows none
+
+	// OverheadSeconds is the gateway's own time until the request was on its way: from its last byte read to its last byte
+	// written, without waits for admission, for connections and for endpoints that were tried before. 0 if it was not sent.
+	OverheadSeconds float64
+
 	UsageKnown   bool // the answer told its usage; otherwise the three token counts mean nothing
 	CachedKnown  bool // the answer told how much of the prompt came from the prefix cache
 	InputTokens  int64
@@ -54,6 +63,9 @@ type Record struct {
 	PredictedSeconds float64 // from sending the request to the first token of its answer, as predicted; 0 is unknown
 	AnsweredSeconds  float64 // the same as it was; 0 if it was not seen
 	AdapterResident  bool    // the adapter was believed to be loaded there
+
+	// Explained is the number under which the explanation of the first decision was kept; 0 if none was.
+	Explained uint64
 }
 
 // An Attempt is one try of a request against one endpoint.

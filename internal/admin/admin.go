@@ -1,5 +1,5 @@
 // Package admin is the second listener: metrics, health, reload, and what the gateway knows and why it chose. It is meant
-// for loopback or a trusted network and has no authentication. It runs on net/http and must not import proxy or gateway:
+// for loopback or a trusted network and has no authentication, but for actions, which need a token. It runs on net/http and must not import proxy or gateway:
 // what it needs of them comes in as functions.
 package admin
 
@@ -20,6 +20,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"kvgate/internal/admin/dashboard"
 	"kvgate/internal/version"
 	"kvgate/pool"
 	"kvgate/scoring"
@@ -48,6 +49,24 @@ type Options struct {
 	// Sources returns how discovery is doing, as JSON-ready values.
 	Sources func() any
 
+	// Policy names the policy of a pool.
+	Policy func(pool string) string
+	// InFlight counts the requests that are being handled.
+	InFlight func() int
+	// Waiting returns what waits for admission, as JSON-ready values.
+	Waiting func() any
+	// Explanation returns the explanation that was kept under a number; see telemetry.Record.Explained.
+	Explanation func(number uint64) (scoring.Explanation, bool)
+
+	// Token is the secret that actions ask for, as it is now; nil or "": there are no actions.
+	Token func() string
+	// Drain has an endpoint, by its ID, take no more requests, or take them again. It reports whether there is such an
+	// endpoint and whether that changed anything.
+	Drain func(endpoint string, on bool) (found, changed bool)
+	// SetLogLevel changes the log level until the next reload; LogLevel says what it is.
+	SetLogLevel func(level string) error
+	LogLevel    func() string
+
 	MaxBodyBytes int64       // of a body to explain; default 32 MiB
 	Log          *zap.Logger // nil logs nothing
 }
@@ -63,8 +82,10 @@ type ReloadResult struct {
 
 // A Server is the admin listener.
 type Server struct {
-	o    Options
-	http *http.Server
+	o       Options
+	http    *http.Server
+	live    *live
+	started time.Time
 }
 
 const (
@@ -83,7 +104,8 @@ func New(o Options) *Server {
 	if o.Log == nil {
 		o.Log = zap.NewNop()
 	}
-	s := &Server{o: o}
+	s := &Server{o: o, started: time.Now()}
+	s.live = newLive(s)
 	s.http = &http.Server{
 		Handler:           s.handler(),
 		ReadHeaderTimeout: 5 * time.Second,
@@ -117,6 +139,7 @@ func (s *Server) Serve(ln net.Listener) error {
 
 // Shutdown stops accepting and waits for running requests, or for ctx; then it cuts what is left.
 func (s *Server) Shutdown(ctx context.Context) {
+	s.live.close() // or it would be waited for
 	if s.http.Shutdown(ctx) != nil {
 		_ = s.http.Close()
 	}
@@ -156,9 +179,19 @@ func (s *Server) handler() http.Handler {
 	})
 	get("/debug/sources", s.o.Sources != nil, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, 200, s.o.Sources()) })
 	get("/debug/version", true, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, 200, version.Get()) })
-	if s.o.Reload != nil {
-		mux.HandleFunc("POST /-/reload", s.reload)
+	get("/debug/decisions/{number}", s.o.Recent != nil, s.decision)
+	get("/debug/live", true, s.live.serve)
+	mux.Handle("GET /dashboard/", http.StripPrefix("/dashboard", dashboard.Handler()))
+	post := func(path string, on, open bool, h http.HandlerFunc) {
+		if on {
+			mux.HandleFunc("POST "+path, s.action(open, h))
+		}
 	}
+	post("/-/reload", s.o.Reload != nil, true, s.reload)
+	post("/-/drain", s.o.Drain != nil, false, s.drain(true))
+	post("/-/readmit", s.o.Drain != nil, false, s.drain(false))
+	post("/-/log-level", s.o.SetLogLevel != nil, false, s.setLogLevel)
+	post("/-/authorized", true, false, s.authorized)
 	if s.o.Explain != nil {
 		mux.HandleFunc("POST /debug/explain", s.explain)
 	}
@@ -195,17 +228,26 @@ func (s *Server) handler() http.Handler {
 	})
 }
 
-func index(w http.ResponseWriter, _ *http.Request) {
+func index(w http.ResponseWriter, r *http.Request) {
+	if strings.Contains(r.Header.Get("Accept"), "text/html") { // a browser
+		http.Redirect(w, r, "/dashboard/", http.StatusSeeOther)
+		return
+	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	fmt.Fprint(w, `kvgate, admin listener
 
+GET  /dashboard/          all of this in a browser, live
 GET  /metrics             for Prometheus
 GET  /-/healthy           the process lives
 GET  /-/ready             it can take requests; otherwise what is missing
 POST /-/reload            load the configuration again, all or nothing
+POST /-/drain?endpoint=   give an endpoint no more requests; /-/readmit undoes that   } these need
+POST /-/log-level?level=  change the log level until the next reload                  } admin.token
 GET  /debug/snapshot      every endpoint and what is known of it
 GET  /debug/models        every name that clients may ask for
-GET  /debug/decisions?n=  the last requests, where they went and why
+GET  /debug/decisions?n=  the last requests, where they went and why (&endpoint=ID: those of one endpoint)
+GET  /debug/decisions/N   one of them, with its explanation if that was kept
+GET  /debug/live          what the dashboard shows, as server-sent events (?once=1: one message as JSON)
 POST /debug/explain?path= how a request with this body would be decided (&format=text for people)
 GET  /debug/config        the configuration in use, without secrets
 GET  /debug/sources       how discovery is doing
@@ -251,24 +293,29 @@ func (s *Server) snapshot(w http.ResponseWriter, _ *http.Request) {
 
 // view is the table, with why the last scrape of each endpoint failed.
 func (s *Server) view() pool.View {
-	snap := s.o.Table.Load()
-	v := snap.View(s.o.Now())
+	snap, now := s.o.Table.Load(), s.o.Now()
+	v := pool.View{Version: snap.Version, Endpoints: make([]pool.EndpointView, len(snap.Rows))}
 	if s.o.Learned != nil {
 		v.Learned = s.o.Learned(snap)
 	}
 	for i := range snap.Rows {
-		ep, e := snap.Rows[i].Endpoint, &v.Endpoints[i]
-		if failures, err := s.o.Table.LastError(ep); err != nil {
-			e.Error = err.Error()
-			if failures > 1 {
-				e.Error = fmt.Sprintf("%v (%d times in a row)", err, failures)
-			}
-		}
-		if s.o.Unseen != nil && s.o.Unseen(ep) {
-			e.Healthy, e.State = false, []string{"unknown"}
-		}
+		v.Endpoints[i] = s.viewRow(&snap.Rows[i], now)
 	}
 	return v
+}
+
+func (s *Server) viewRow(r *pool.Row, now pool.Instant) pool.EndpointView {
+	e := r.View(now)
+	if failures, err := s.o.Table.LastError(r.Endpoint); err != nil {
+		e.Error = err.Error()
+		if failures > 1 {
+			e.Error = fmt.Sprintf("%v (%d times in a row)", err, failures)
+		}
+	}
+	if s.o.Unseen != nil && s.o.Unseen(r.Endpoint) {
+		e.Healthy, e.State = false, []string{"unknown"}
+	}
+	return e
 }
 
 // A ModelView is one name that clients may ask for.

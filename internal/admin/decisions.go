@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"kvgate/scoring"
 	"kvgate/telemetry"
 )
 
@@ -44,6 +45,15 @@ type DecisionView struct {
 	InputTokens     *int64   `json:"input_tokens,omitempty"`
 	OutputTokens    *int64   `json:"output_tokens,omitempty"`
 	CachedTokens    *int64   `json:"cached_tokens,omitempty"`
+
+	Stream           bool     `json:"stream"`
+	ReadSeconds      float64  `json:"read_seconds"`                 // from the first byte: the request had been read
+	SentSeconds      *float64 `json:"sent_seconds,omitempty"`       // … it had been written to the endpoint
+	FirstByteSeconds *float64 `json:"first_byte_seconds,omitempty"` // … the answer had begun: its first token if it is streamed
+	OverheadSeconds  *float64 `json:"overhead_seconds,omitempty"`   // the gateway's own part until it was sent
+	Explained        bool     `json:"explained"`                    // its explanation was kept
+	// Explanation is told of one request at a time.
+	Explanation *scoring.Explanation `json:"explanation,omitempty"`
 }
 
 // An AttemptView is one try of a request.
@@ -66,6 +76,17 @@ func ViewDecision(r *telemetry.RecentRecord) DecisionView {
 		Number: r.Number, At: r.At.UTC(), RequestID: r.RequestID, Path: r.Path, Model: r.Model, Adapter: r.Adapter, Pool: r.Pool,
 		Status: r.Status, Outcome: r.Outcome, Error: r.Error, Endpoint: r.Endpoint,
 		QueueSeconds: r.QueueSeconds, DecisionSeconds: r.DecisionSeconds, DurationSeconds: r.DurationSeconds,
+	}
+	v.Stream, v.ReadSeconds, v.Explained = r.Stream, r.ReadSeconds, r.Explained != 0
+	for _, p := range [...]struct {
+		to   **float64
+		from *float64
+	}{
+		{&v.SentSeconds, &r.SentSeconds}, {&v.FirstByteSeconds, &r.FirstByteSeconds}, {&v.OverheadSeconds, &r.OverheadSeconds},
+	} {
+		if *p.from > 0 {
+			*p.to = p.from
+		}
 	}
 	for _, a := range r.Attempts {
 		v.Attempts = append(v.Attempts, AttemptView(a))
@@ -110,11 +131,37 @@ func (s *Server) decisions(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	last := s.o.Recent.Last(n)
+	var keep func(*telemetry.Record) bool
+	if id := r.URL.Query().Get("endpoint"); id != "" {
+		keep = func(r *telemetry.Record) bool {
+			return r.Endpoint == id || slices.ContainsFunc(r.Attempts, func(a telemetry.Attempt) bool { return a.Endpoint == id })
+		}
+	}
+	last := s.o.Recent.Last(n, keep)
 	v := DecisionsView{Total: s.o.Recent.Total(), Decisions: make([]DecisionView, len(last))}
 	v.Truncated = uint64(len(last)) < v.Total
 	for i := range last {
 		v.Decisions[i] = ViewDecision(&last[i])
+	}
+	writeJSON(w, 200, v)
+}
+
+// decision is GET /debug/decisions/{number}.
+func (s *Server) decision(w http.ResponseWriter, r *http.Request) {
+	n, err := strconv.ParseUint(r.PathValue("number"), 10, 64)
+	rr, ok := s.o.Recent.Get(n)
+	if err != nil || !ok {
+		writeJSON(w, http.StatusNotFound, errorBody{"request " + strconv.Quote(clip(r.PathValue("number"))) + " is not remembered; /debug/decisions lists those that are"})
+		return
+	}
+	v := ViewDecision(&rr)
+	if s.o.Explanation != nil && rr.Explained != 0 {
+		if e, ok := s.o.Explanation(rr.Explained); ok {
+			if len(rr.Attempts) > 0 {
+				e.Choose(rr.Attempts[0].Endpoint) // ties are broken anew, and somebody may have booked in between
+			}
+			v.Explanation = &e
+		}
 	}
 	writeJSON(w, 200, v)
 }

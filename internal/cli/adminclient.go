@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 	"time"
 
@@ -23,6 +24,7 @@ const maxAnswerBytes = 256 << 20
 type adminClient struct {
 	base    string
 	timeout time.Duration
+	token   func() (string, error) // for actions; nil: none is sent
 }
 
 // adminFlags adds the flags that say where the admin listener is.
@@ -30,6 +32,24 @@ func adminFlags(c *cobra.Command, a *adminClient) {
 	c.Flags().StringVar(&a.base, "admin", "http://127.0.0.1:9090", "URL of the gateway's admin listener")
 	c.Flags().DurationVar(&a.timeout, "timeout", 10*time.Second, "how long to wait for its answer")
 	envFlags(c, "admin")
+}
+
+// tokenFlag adds the flag that says where the admin token is.
+func tokenFlag(c *cobra.Command, e *env, a *adminClient) {
+	var file string
+	c.Flags().StringVar(&file, "token-file", "", "file with the admin token, where one is configured (or the token itself in the environment: KVGATE_ADMIN_TOKEN)")
+	_ = c.MarkFlagFilename("token-file")
+	a.token = func() (string, error) {
+		if file == "" {
+			t, _ := e.lookup("KVGATE_ADMIN_TOKEN")
+			return strings.TrimSpace(t), nil
+		}
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return "", fmt.Errorf("--token-file: %w", err)
+		}
+		return strings.TrimSpace(string(data)), nil
+	}
 }
 
 // call asks path and returns the status and the body.
@@ -47,6 +67,15 @@ func (a *adminClient) call(ctx context.Context, method, path string, body []byte
 	req, err := http.NewRequestWithContext(ctx, method, base+path, bytes.NewReader(body))
 	if err != nil {
 		return 0, nil, err
+	}
+	if a.token != nil {
+		token, err := a.token()
+		if err != nil {
+			return 0, nil, err
+		}
+		if token != "" {
+			req.Header.Set("Authorization", "Bearer "+token)
+		}
 	}
 	t := &http.Transport{DisableKeepAlives: true}
 	resp, err := (&http.Client{Transport: t}).Do(req)

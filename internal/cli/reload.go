@@ -25,6 +25,9 @@ func newReload(e *env) *cobra.Command {
 				return err
 			}
 			if status != http.StatusOK {
+				if status == http.StatusUnauthorized {
+					return withTry(errors.New("the gateway asks for its admin token"), "kvgate reload --token-file FILE")
+				}
 				var body struct{ Error string }
 				if json.Unmarshal(data, &body) == nil && body.Error != "" {
 					return fmt.Errorf("reload refused; the configuration in use stays:\n%s", body.Error)
@@ -50,6 +53,7 @@ func newReload(e *env) *cobra.Command {
 		},
 	}
 	adminFlags(c, &a)
+	tokenFlag(c, e, &a)
 	return c
 }
 

@@ -44,3 +44,29 @@ func (g *Gateway) admissionState() (pools []telemetry.AdmissionState) {
 	}
 	return pools
 }
+
+// A waitingView is one pool's requests of one class that wait for admission.
+type waitingView struct {
+	Pool    string `json:"pool"`
+	Class   string `json:"class"`
+	Waiting int64  `json:"waiting"`
+	Tokens  int64  `json:"prompt_tokens"`
+	Refused uint64 `json:"refused"` // since the start
+}
+
+// waitingRequests is what the dashboard shows of admission: where requests wait or have been refused.
+func (g *Gateway) waitingRequests() any {
+	rows := []waitingView{}
+	for _, p := range g.admissionState() {
+		for _, c := range p.Classes {
+			v := waitingView{Pool: p.Pool, Class: c.Class, Waiting: int64(c.Waiting), Tokens: c.WaitingTokens}
+			for _, r := range c.Refused {
+				v.Refused += r.N
+			}
+			if v.Waiting > 0 || v.Refused > 0 {
+				rows = append(rows, v)
+			}
+		}
+	}
+	return rows
+}

@@ -46,7 +46,7 @@ type Options struct {
 	LogOutput io.Writer
 	// Sink gets every finished request, after the gateway's own books.
 	Sink telemetry.Sink
-	// Recent is how many requests /debug/decisions remembers (default 1000).
+	// Recent is how many requests /debug/decisions remembers (default 4096).
 	Recent int
 	// Cut ends what is left of the drain at once. nil: never.
 	Cut context.Context
@@ -68,6 +68,7 @@ type Gateway struct {
 	table     *pool.Table
 	metrics   *telemetry.Metrics
 	recent    *telemetry.Recent
+	explainer *explainer
 	handler   *proxy.Handler
 	server    *proxy.Server
 	scrapers  *metrics.Manager
@@ -111,7 +112,7 @@ type Result struct {
 func New(cfg *config.Config, o Options) (*Gateway, error) {
 	o.StartTimeout = cmp.Or(o.StartTimeout, 10*time.Second)
 	o.WatchEvery = cmp.Or(o.WatchEvery, 2*time.Second)
-	o.Recent = cmp.Or(o.Recent, 1000)
+	o.Recent = cmp.Or(o.Recent, 4096)
 	if o.LogOutput == nil {
 		o.LogOutput = os.Stderr
 	}
@@ -141,6 +142,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 	g.metrics = telemetry.New(telemetry.Options{Table: g.table, Now: g.now})
 	g.metrics.SetReload(true, time.Now())
 	g.recent = telemetry.NewRecent(o.Recent)
+	g.explainer = newExplainer(cfg.Debug.ExplainShare, g.log)
 	if g.scrapers, err = metrics.NewManager(g.table, b.scrape); err != nil {
 		return nil, err
 	}
@@ -158,7 +160,15 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 	}
 	ao := admin.Options{
 		Table: g.table, Now: g.now, Metrics: g.metrics.Handler(), Recent: g.recent, Unseen: g.isUnseen, Missing: g.missing,
-		Config: g.showConfig, Explain: g.Explain, Learned: g.learned,
+		Config: g.showConfig, Explain: g.Explain, Learned: g.learned, Explanation: g.explainer.get, InFlight: g.handler.Active, Waiting: g.waitingRequests,
+		Policy: func(pool string) string {
+			if p := (*g.policies.Load())[pool]; p != nil {
+				return p.Name()
+			}
+			return ""
+		},
+		Token: func() string { return g.cfg.Load().Admin.Token.Reveal() }, Drain: g.drainEndpoint,
+		SetLogLevel: g.setLogLevel, LogLevel: func() string { return g.logs.level.Level().String() },
 		Sources: func() any { return g.discovery.Status() }, MaxBodyBytes: int64(cfg.Limits.BodyBytes), Log: g.log,
 	}
 	if o.Load != nil {
@@ -184,6 +194,7 @@ func (g *Gateway) newDataPath(cfg *config.Config, b *parts, sink telemetry.Sink)
 		Forwarded: cfg.Headers.Forwarded, ReplaceRequestID: cfg.Headers.RequestID == "replace",
 		OnReached:    g.onReached,
 		OnModelGone:  func(e *pool.Endpoint) { g.scrapers.ReadModels(e) },
+		Explainer:    g.explainer,
 		DebugHeaders: cfg.Debug.Headers, DebugHeader: cfg.Debug.RequestHeader,
 	})
 	if err != nil {
