@@ -32,6 +32,9 @@ var (
 // start runs kvgate with args until the test ends.
 func start(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("a browser and servers take their time")
+	}
 	bin, err := filepath.Abs(*binary)
 	if err != nil {
 		t.Fatal(err)
