@@ -162,7 +162,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 		Table: g.table, Now: g.now, Metrics: g.metrics.Handler(), Recent: g.recent, Unseen: g.isUnseen, Missing: g.missing,
 		Config: g.showConfig, Explain: g.Explain, Learned: g.learned, Explanation: g.explainer.get, InFlight: g.handler.Active, Waiting: g.waitingRequests,
 		Policy: func(pool string) string {
-			if p := (*g.policies.Load())[pool]; p != nil {
+			if p := g.decides.Load().policies[pool]; p != nil {
 				return p.Name()
 			}
 			return ""
