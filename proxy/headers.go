@@ -33,110 +33,47 @@ const (
 	fSteering
 )
 
+// fieldNames are the names of the fields that are known by a whole name, in lower case.
+var fieldNames = map[field][]string{
+	fHopByHop:         {"te", "trailer", "upgrade", "keep-alive", "http2-settings", "proxy-connection", "proxy-authenticate", "proxy-authorization"},
+	fHost:             {"host"},
+	fConnection:       {"connection"},
+	fContentLength:    {"content-length"},
+	fTransferEncoding: {"transfer-encoding"},
+	fExpect:           {"expect"},
+	fAuthorization:    {"authorization"},
+	fAPIKey:           {"api-key", "x-api-key"},
+	fContentType:      {"content-type"},
+	fContentEncoding:  {"content-encoding"},
+	fRetryAfter:       {"retry-after"},
+	fRequestID:        {"x-request-id"},
+	fForwarded:        {"forwarded", "x-real-ip"},
+	fForwardedFor:     {"x-forwarded-for"},
+	fLocation:         {"location"},
+}
+
+type namedField struct {
+	name  string
+	field field
+}
+
+// fieldsByLength are fieldNames by their length, which with the first letter rules out most of them.
+var fieldsByLength = func() (t [20][]namedField) {
+	for f, names := range fieldNames {
+		for _, n := range names {
+			t[len(n)] = append(t[len(n)], namedField{n, f})
+		}
+	}
+	return t
+}()
+
 // fieldNamed classifies a header field. It does not allocate.
 func fieldNamed(name []byte) field {
-	// Fast path: the length and first letter rule out most names.
-	switch len(name) {
-	case 2:
-		if equalFold(name, "te") {
-			return fHopByHop
-		}
-	case 4:
-		if equalFold(name, "host") {
-			return fHost
-		}
-	case 6:
-		if equalFold(name, "expect") {
-			return fExpect
-		}
-	case 7:
-		switch lower(name[0]) {
-		case 'a':
-			if equalFold(name, "api-key") {
-				return fAPIKey
+	if len(name) < len(fieldsByLength) {
+		for i := range fieldsByLength[len(name)] {
+			if n := &fieldsByLength[len(name)][i]; equalFold(name, n.name) {
+				return n.field
 			}
-		case 't':
-			if equalFold(name, "trailer") {
-				return fHopByHop
-			}
-		case 'u':
-			if equalFold(name, "upgrade") {
-				return fHopByHop
-			}
-		}
-	case 8:
-		if equalFold(name, "location") {
-			return fLocation
-		}
-	case 9:
-		switch lower(name[0]) {
-		case 'f':
-			if equalFold(name, "forwarded") {
-				return fForwarded
-			}
-		case 'x':
-			switch {
-			case equalFold(name, "x-real-ip"):
-				return fForwarded
-			case equalFold(name, "x-api-key"):
-				return fAPIKey
-			}
-		}
-	case 10:
-		switch lower(name[0]) {
-		case 'c':
-			if equalFold(name, "connection") {
-				return fConnection
-			}
-		case 'k':
-			if equalFold(name, "keep-alive") {
-				return fHopByHop
-			}
-		}
-	case 11:
-		if equalFold(name, "retry-after") {
-			return fRetryAfter
-		}
-	case 12:
-		switch lower(name[0]) {
-		case 'c':
-			if equalFold(name, "content-type") {
-				return fContentType
-			}
-		case 'x':
-			if equalFold(name, "x-request-id") {
-				return fRequestID
-			}
-		}
-	case 13:
-		if equalFold(name, "authorization") {
-			return fAuthorization
-		}
-	case 14:
-		switch {
-		case equalFold(name, "content-length"):
-			return fContentLength
-		case equalFold(name, "http2-settings"):
-			return fHopByHop
-		}
-	case 15:
-		if equalFold(name, "x-forwarded-for") {
-			return fForwardedFor
-		}
-	case 16:
-		switch {
-		case equalFold(name, "content-encoding"):
-			return fContentEncoding
-		case equalFold(name, "proxy-connection"):
-			return fHopByHop
-		}
-	case 17:
-		if equalFold(name, "transfer-encoding") {
-			return fTransferEncoding
-		}
-	case 18, 19:
-		if equalFold(name, "proxy-authenticate") || equalFold(name, "proxy-authorization") {
-			return fHopByHop
 		}
 	}
 	if len(name) > 9 && lower(name[0]) == 'x' {
