@@ -47,6 +47,14 @@ fuzz: ## every fuzz target for FUZZTIME (20s) each
 	    echo "$$p $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$p; \
 	  done; done
 
+# SOAK is how long, SEED what happens: a run prints its own, for it to be seen again.
+SOAK ?= 10m
+SEED ?=
+
+.PHONY: soak
+soak: ## servers killed, stopped, reset and frozen at random under 200 clients, for SOAK (10m) from SEED (Linux)
+	KVGATE_SOAK=$(SOAK) KVGATE_SOAK_SEED=$(SEED) $(GO) test -count=1 -timeout 0 -v -run '^TestSoak$$' $(TESTFLAGS) ./test/soak
+
 .PHONY: bench
 bench: build ## what kvgate costs beside nginx, HAProxy and small proxies, into dist/bench (half an hour; BENCH='--quick' for a minute)
 	./kvgate bench proxy --strace --out dist/bench $(BENCH)

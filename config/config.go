@@ -118,6 +118,9 @@ type Limits struct {
 	// BodyBytes is the largest request body; above it the answer is 413. Bodies are held in memory until an endpoint
 	// has taken them.
 	BodyBytes Bytes `yaml:"body_bytes" min:"1KiB" max:"4GiB"`
+	// ChunkExtensionBytes is how much the chunk extensions of a chunked body may take, all together; above it the answer is
+	// 400. They carry nothing that anybody reads.
+	ChunkExtensionBytes Bytes `yaml:"chunk_extension_bytes" min:"1KiB" max:"1MiB"`
 	// InFlightBodyBytes is how much memory the bodies of all requests may take together; beyond it new ones get 429
 	// with the code saturated. At least body_bytes, or the largest body could never pass.
 	InFlightBodyBytes Bytes `yaml:"in_flight_body_bytes" min:"1KiB" max:"1024GiB"`
@@ -422,6 +425,7 @@ func Default() *Config {
 		Limits: Limits{
 			HeaderBytes:         40 << 10, // so that 32 KiB of header fields pass with any request line
 			BodyBytes:           32 << 20,
+			ChunkExtensionBytes: 16 << 10,
 			InFlightBodyBytes:   512 << 20,
 			EndpointConnections: 4096,
 			ResponseHeaderBytes: 32 << 10,

@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
+	"time"
 	"unicode/utf8"
 
 	"gopkg.in/yaml.v3"
@@ -56,20 +58,40 @@ const maxFileBytes = 4 << 20
 
 // Load reads the file at path. The error, if any, is of type [Problems] and holds every mistake in the file.
 func Load(path string, opt Options) (*Config, error) {
-	data, err := readFile(path)
+	data, err := ReadFile(path, maxFileBytes+1)
 	if err != nil {
 		return nil, Problems{{File: path, Message: "cannot be read: " + reason(err), Severity: Error}}
 	}
 	return Parse(path, data, opt)
 }
 
-func readFile(path string) ([]byte, error) {
-	f, err := os.Open(path)
+// pipeTimeout is how long a pipe may take to tell all it has.
+const pipeTimeout = 5 * time.Second
+
+// ReadFile returns the first bytes, limit at most, of a file that a user has named. A pipe is read too, as shells make
+// them of commands, but waited for no longer than 5 s.
+func ReadFile(path string, limit int64) ([]byte, error) { return readFile(path, limit, pipeTimeout) }
+
+func readFile(path string, limit int64, patience time.Duration) ([]byte, error) {
+	// A pipe that nobody writes into would block at being opened.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, maxFileBytes+1))
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	_ = f.SetReadDeadline(time.Now().Add(patience)) // files have none, and don't need it
+	data, err := io.ReadAll(io.LimitReader(f, limit))
+	switch pipe := st.Mode()&os.ModeNamedPipe != 0; {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, &os.PathError{Op: "read", Path: path, Err: fmt.Errorf("it is no file, and has not come to its end within %v", patience)}
+	case pipe && err == nil && len(data) == 0:
+		return nil, &os.PathError{Op: "read", Path: path, Err: errors.New("it is a pipe that nobody writes into")}
+	}
+	return data, err
 }
 
 // reason is err without the file name, which the message has already.

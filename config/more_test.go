@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -418,4 +419,58 @@ func FuzzParse(f *testing.F) {
 		}
 		equalConfigs(t, "fuzz", c, again)
 	})
+}
+
+// What is no file is an error, or is read, and never waited for without end.
+func TestPipes(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "pipe")
+	if err := mkfifo(name); err != nil {
+		t.Skip(err)
+	}
+	if _, err := Load(name, testOptions()); err == nil || !strings.Contains(err.Error(), "a pipe that nobody writes into") {
+		t.Errorf("nobody writes: %v", err)
+	}
+	// As shells make them of a command's output.
+	written := make(chan error, 1)
+	go func() {
+		for {
+			f, err := os.OpenFile(name, os.O_WRONLY, 0)
+			if err == nil {
+				_, err = f.WriteString(`pools: [{name: a, discovery: {static: ["http://h:1"]}}]`)
+				f.Close()
+			}
+			if !errors.Is(err, syscall.EPIPE) { // who reads came too early, and has gone
+				written <- err
+				return
+			}
+		}
+	}()
+	var c *Config
+	var err error
+	for range 1000 { // until the writer is there
+		if c, err = Load(name, testOptions()); err == nil {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if err != nil || len(c.Pools) != 1 {
+		t.Errorf("read from a pipe: %v", err)
+	}
+	if err := <-written; err != nil {
+		t.Error(err)
+	}
+	// One that is open for writing and stays silent.
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer f.Close()
+	if _, err := readFile(name, 100, 50*time.Millisecond); err == nil || !strings.Contains(err.Error(), "has not come to its end within 50ms") {
+		t.Errorf("silent: %v", err)
+	}
+	// Where a key or a certificate should be, a pipe is an error at once.
+	text := `pools: [{name: a, discovery: {static: ["http://h:1"]}, api_key_file: ` + name + `}]`
+	if _, err := Parse("c.yaml", []byte(text), testOptions()); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+		t.Error(err)
+	}
 }

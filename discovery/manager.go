@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -184,7 +185,7 @@ func (m *Manager) start(r *running) {
 		source := r.kind.open(r.settings, m.opt.Env)
 		const shortest, longest = time.Second, time.Minute
 		for pause := shortest; ; pause = min(2*pause, longest) {
-			err := source.Run(ctx, func(t []Target, err error) { m.report(r, t, err) })
+			err := guarded(ctx, source, func(t []Target, err error) { m.report(r, t, err) })
 			if ctx.Err() != nil {
 				return
 			}
@@ -194,6 +195,16 @@ func (m *Manager) start(r *running) {
 			}
 		}
 	})
+}
+
+// guarded runs the source. What it reads comes from outside: a panic over that must not end the process.
+func guarded(ctx context.Context, s Source, report func([]Target, error)) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("panic: %v", v)
+		}
+	}()
+	return s.Run(ctx, report)
 }
 
 // report takes what a source has found, or why it could not.

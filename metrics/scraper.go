@@ -3,6 +3,7 @@ package metrics
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/url"
 	"strconv"
 	"strings"
@@ -102,8 +103,20 @@ func (s *scraper) run(ctx context.Context) {
 			continue
 		case <-timer.C:
 		}
-		timer.Reset(s.step(ctx))
+		timer.Reset(s.guarded(ctx))
 	}
+}
+
+// guarded is step. What that reads comes from outside: a panic over it must not end the process.
+func (s *scraper) guarded(ctx context.Context) (wait time.Duration) {
+	defer func() {
+		if v := recover(); v != nil {
+			s.source = nil // looked for anew
+			s.table.Observe(s.endpoint, pool.Observation{Before: s.endpoint.Booked(), At: s.opts.Now(), Err: fmt.Errorf("panic: %v", v)})
+			wait = s.opts.MaxInterval
+		}
+	}()
+	return s.step(ctx)
 }
 
 // jitter spreads d evenly over (1-share)·d to d, by the endpoint's ID and how often it was called.

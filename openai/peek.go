@@ -351,8 +351,8 @@ func duplicateKey(key []byte, at int) *BodyError {
 		key = key[:64]
 	}
 	name := string(bytes.ToValidUTF8(key, nil))
-	return &BodyError{Offset: at, Field: name, Message: "the key " + strconv.Quote(name) + " is there twice, again at byte " +
-		strconv.Itoa(at) + "; send it once"}
+	again := " is there twice, again at byte " + strconv.Itoa(at) + "; send it once"
+	return &BodyError{Offset: at, Field: name, Message: "the key " + strconv.Quote(name) + again, quiet: "a key" + again}
 }
 
 // finish checks what can be known only at the end of the object, which is before

@@ -136,11 +136,20 @@ type BodyError struct {
 	Offset  int    // bytes into the body
 	Field   string // top-level key or form field, empty if none is to blame
 	Message string // for the client: what, where, and what to send instead
+	quiet   string // Message without what it quotes of the body; "" if it quotes nothing
 	err     error
 }
 
 // Error returns the message for the client.
 func (e *BodyError) Error() string { return e.Message }
+
+// LogText returns the message for a log, in which nothing that a client wrote may be.
+func (e *BodyError) LogText() string {
+	if e.quiet != "" {
+		return e.quiet
+	}
+	return e.Message
+}
 
 // Unwrap returns ErrModelMissing if that is what is wrong.
 func (e *BodyError) Unwrap() error { return e.err }

@@ -30,6 +30,9 @@ func (x *exchange) end(f *failure) {
 	if x.client != nil {
 		watchHandle{x.client}.stop()
 	}
+	if f != nil && f.outcome == ShuttingDown && x.lease.cancelled() == cancelledByDrain {
+		h.cut.Add(1) // before it leaves: who waits for it to leave wants to have it counted
+	}
 	h.leave(x)
 	if x.retryTaken {
 		h.retrying.Add(-1)
@@ -462,7 +465,7 @@ func (x *exchange) endScan() {
 		case x.stream.Failed():
 			// Slow path: the answer was a 200, and an error all the same.
 			e := x.stream.Error()
-			x.inStream = &failure{outcome: EndpointStatus, status: e.Status, err: errors.New("the stream holds an error: " + e.Label())}
+			x.inStream = &failure{outcome: EndpointStatus, status: e.Status, err: errors.New("the stream holds an error: " + label(&e))}
 		case !x.stream.Complete() && x.route.API.Streams() && x.resp.status == 200:
 			// Some servers lose the rest of a stream without a sign (vLLM #52852). It ends as it did there.
 			x.inStream = &failure{outcome: OK, err: errors.New("the stream ended properly but without its last event")}
@@ -474,6 +477,19 @@ func (x *exchange) endScan() {
 		x.h.stored.add(id, storedResponse{x.decision.Endpoint, x.tenant, x.query.Target})
 	}
 }
+
+// label is the word that an error of a stream is known by, if it is one: what an endpoint writes there may quote the prompt.
+func label(e *openai.ErrorInfo) string {
+	l := e.Label()
+	for i := range len(l) {
+		if byteClass[l[i]]&isToken == 0 || i == maxLabelBytes {
+			return "one of many words"
+		}
+	}
+	return l
+}
+
+const maxLabelBytes = 40
 
 // choosePinned books the one endpoint that can take the request.
 func (x *exchange) choosePinned(now pool.Instant) (scoring.Decision, error) {

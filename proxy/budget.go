@@ -8,13 +8,14 @@ import "sync/atomic"
 type budget struct {
 	limit int64
 	used  atomic.Int64
+	tight atomic.Bool // memory is: nothing is given out
 }
 
 func newBudget(limitBytes int64) *budget { return &budget{limit: limitBytes} }
 
 // acquire takes n bytes and reports whether they were there.
 func (b *budget) acquire(n int64) bool {
-	if b.used.Add(n) > b.limit {
+	if b.used.Add(n) > b.limit || b.tight.Load() {
 		b.used.Add(-n)
 		return false
 	}

@@ -95,11 +95,10 @@ const (
 	minInputClass = 4  // 4 KiB
 	maxInputClass = 20 // 64 KiB: a larger body is read into a buffer of its own
 
-	maxEmptyLines     = 4         // CR LFs before a request line (RFC 9112 2.2 asks for one at least)
-	maxExtensionBytes = 16 << 10  // chunk extensions of one body together
-	maxTrailerBytes   = 8 << 10   //
-	maxChunkDigits    = 15        //
-	maxSkipBytes      = 256 << 10 // of a body that nobody wants; more, and the connection is closed
+	maxEmptyLines   = 4         // CR LFs before a request line (RFC 9112 2.2 asks for one at least)
+	maxTrailerBytes = 8 << 10   //
+	maxChunkDigits  = 15        //
+	maxSkipBytes    = 256 << 10 // of a body that nobody wants; more, and the connection is closed
 
 	lingerTotal  = 5 * time.Second
 	lingerSilent = time.Second
@@ -462,7 +461,7 @@ func (c *clientConn) chunkByte(x byte) *rejection {
 		case x == '\r' && l.digits > 0:
 			l.cr = true
 		case l.ext:
-			if c.extra++; c.extra > maxExtensionBytes {
+			if c.extra++; c.extra > c.edge.extensionBytes {
 				return errChunkExtension
 			}
 			if byteClass[x]&isValue == 0 {

@@ -302,6 +302,11 @@ func dialApart(l *lease, address string, config *tls.Config, timeout time.Durati
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
+		defer func() { // certificates come from outside, and this goroutine is nobody's request
+			if v := recover(); v != nil {
+				c, err = nil, fmt.Errorf("panic: %v", v)
+			}
+		}()
 		c, err = dial(l, address, config, timeout)
 	}()
 	<-done

@@ -14,6 +14,8 @@ type edgeOptions struct {
 	fields      int   // most header fields; default 128
 	bodyBytes   int64 // largest request body, declared or chunked; default 32 MiB
 
+	extensionBytes int // chunk extensions of one body together; default 16 KiB
+
 	headTimeout time.Duration // from accept, or from a later head's first byte, to the head's end; default 10 s
 	idleTimeout time.Duration // between requests on one connection; default 75 s
 	bodyTimeout time.Duration // for a body; grows by one second per bodyRate bytes received; default 30 s
@@ -36,6 +38,7 @@ func (o edgeOptions) withDefaults() edgeOptions {
 	def(&o.targetBytes, 16<<10)
 	def(&o.fields, 128)
 	def(&o.bodyBytes, 32<<20)
+	def(&o.extensionBytes, 16<<10)
 	def(&o.headTimeout, 10*time.Second)
 	def(&o.idleTimeout, 75*time.Second)
 	def(&o.bodyTimeout, 30*time.Second)

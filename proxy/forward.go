@@ -139,6 +139,9 @@ func (x *exchange) connectFailure(err error) *failure {
 	case errors.Is(err, errTooManyConns):
 		return &failure{outcome: Saturated, err: err, message: "the model servers have as many requests as they can take; try again later", unexecuted: true, retryAfterSeconds: 1}
 	}
+	if exhausted(err) { // no fault of the endpoint's, and no better at another one
+		return &failure{outcome: Saturated, err: err, message: "the gateway has as many connections as it can open; try again later", retryAfterSeconds: 1}
+	}
 	return &failure{outcome: EndpointConnect, err: err, message: msgConnect, unexecuted: true}
 }
 

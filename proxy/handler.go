@@ -173,6 +173,7 @@ type Handler struct {
 	admitters admitters
 	stored    storedResponses
 	budget    *budget
+	memory    *memoryGuard
 	watch     *watcher // nil: nobody is told when clients go
 
 	shards   [activeShards]activeShard
@@ -181,6 +182,7 @@ type Handler struct {
 	draining atomic.Bool  // answers close their connections
 	refusing atomic.Bool  // new requests are refused
 	panics   atomic.Uint64
+	cut      atomic.Int64 // requests that a drain has ended
 
 	exchanges sync.Pool
 	healthMu  sync.Mutex      // ejections are decided one at a time
@@ -216,6 +218,12 @@ func New(o Options) (*Handler, error) {
 	def(&h.limits.InFlightBodyBytes, 512<<20)
 	def(&h.limits.EndpointConnections, 4096)
 	def(&h.limits.ResponseHeaderBytes, 64<<10)
+	h.memory = newMemoryGuard()
+	if room := h.memory.bodies(h.limits.InFlightBodyBytes); room < h.limits.InFlightBodyBytes {
+		h.log.Warn("GOMEMLIMIT leaves less memory for request bodies than is configured",
+			zap.Int64("limit_bytes", h.memory.limit), zap.Int64("in_flight_body_bytes", room), zap.Int64("configured_bytes", h.limits.InFlightBodyBytes))
+		h.limits.InFlightBodyBytes = room
+	}
 	h.budget = newBudget(h.limits.InFlightBodyBytes)
 	h.stored.init()
 	h.SetRoutes(o.Routes)
@@ -561,7 +569,7 @@ func (x *exchange) read() *failure {
 	if err != nil {
 		f := &failure{outcome: BadRequest, message: err.Error()}
 		if be, ok := errors.AsType[*openai.BodyError](err); ok {
-			f.message, f.param = be.Message, be.Field
+			f.message, f.param, f.err = be.Message, be.Field, errors.New(be.LogText())
 		}
 		return f
 	}
@@ -669,11 +677,11 @@ const msgNoEndpoints = "no model server can take the request now; try again late
 func (x *exchange) predictFirstToken() {
 	d := x.pool.Policy.PredictFirstToken(&x.decision)
 	x.timerGen.Store(x.booking.Generation())
-	x.timerAt.Store(time.Now().Add(d).UnixNano())
+	x.timerAt.Store(int64(x.h.opts.Now().Add(d)))
 	if x.timer == nil {
 		x.timer = time.AfterFunc(d, func() {
 			// A run that was late for an earlier request comes before its time for this one.
-			if gen := x.timerGen.Load(); time.Now().UnixNano() >= x.timerAt.Load() {
+			if gen := x.timerGen.Load(); int64(x.h.opts.Now()) >= x.timerAt.Load() {
 				x.booking.FirstTokenOf(gen, x.h.opts.Now())
 				x.h.roomMade()
 			}

@@ -148,27 +148,41 @@ func (h *Handler) tend() {
 			return
 		case <-t.C:
 		}
-		routes, now := h.routes.Load(), h.opts.Now()
-		for _, ep := range h.endpoints.all() {
-			o := routes.pools[ep.Pool]
-			if o == nil {
-				ep.conns.expire(time.Now(), false)
-				continue
-			}
-			ep.conns.expire(time.Now().Add(-o.Timeouts.EndpointIdle), false)
-			at := ep.health.probeAt.Load()
-			switch {
-			case at == 0:
-			case !inTable(h.table.Load(), ep.Endpoint): // discovery has dropped it
-				ep.health.probeAt.Store(0)
-			case at <= now && !ep.health.probing.Swap(true):
-				h.wg.Go(func() {
-					defer ep.health.probing.Store(false)
-					h.probe(ep, o)
-				})
-			case at > now && h.panicking(ep.Endpoint, o, now):
-				h.readmit(ep, "too few endpoints are left")
-			}
+		h.tendOnce()
+	}
+}
+
+// tendOnce is what tend does each time. A panic in it must not end the process.
+func (h *Handler) tendOnce() {
+	defer func() {
+		if v := recover(); v != nil {
+			h.panicked(v)
+		}
+	}()
+	if tight := h.memory.tight(); tight != h.budget.tight.Load() {
+		h.budget.tight.Store(tight)
+		h.log.Warn("memory in use and GOMEMLIMIT", zap.Bool("tight", tight), zap.Int64("limit_bytes", h.memory.limit))
+	}
+	routes, now := h.routes.Load(), h.opts.Now()
+	for _, ep := range h.endpoints.all() {
+		o := routes.pools[ep.Pool]
+		if o == nil {
+			ep.conns.expire(time.Now(), false)
+			continue
+		}
+		ep.conns.expire(time.Now().Add(-o.Timeouts.EndpointIdle), false)
+		at := ep.health.probeAt.Load()
+		switch {
+		case at == 0:
+		case !inTable(h.table.Load(), ep.Endpoint): // discovery has dropped it
+			ep.health.probeAt.Store(0)
+		case at <= now && !ep.health.probing.Swap(true):
+			h.wg.Go(func() {
+				defer ep.health.probing.Store(false)
+				h.probe(ep, o)
+			})
+		case at > now && h.panicking(ep.Endpoint, o, now):
+			h.readmit(ep, "too few endpoints are left")
 		}
 	}
 }

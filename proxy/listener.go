@@ -86,16 +86,23 @@ func (l *listener) Close() error {
 // passing reports whether Accept may work again after err: the process or the system
 // is out of something, the peer was gone again, or a firewall rule said no.
 func passing(err error) bool {
-	for _, e := range [...]error{
-		syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM,
-		syscall.ECONNABORTED, syscall.EPROTO, syscall.EPERM, syscall.ECONNRESET, syscall.EINTR,
-	} {
+	var ne net.Error
+	return exhausted(err) || errors.As(err, &ne) && ne.Timeout() ||
+		isAny(err, syscall.ECONNABORTED, syscall.EPROTO, syscall.EPERM, syscall.ECONNRESET, syscall.EINTR)
+}
+
+// exhausted reports whether err means that the process or the system is out of descriptors, memory or ports.
+func exhausted(err error) bool {
+	return isAny(err, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EADDRNOTAVAIL)
+}
+
+func isAny(err error, list ...error) bool {
+	for _, e := range list {
 		if errors.Is(err, e) {
 			return true
 		}
 	}
-	var ne net.Error
-	return errors.As(err, &ne) && ne.Timeout()
+	return false
 }
 
 const turnedAway = `{"error":{"message":"too many connections","type":"rate_limit_error","param":null,"code":"saturated"}}`

@@ -99,8 +99,8 @@ func (m *mock) url() string { return "http://" + m.ln.Addr().String() }
 func (m *mock) run(c net.Conn) {
 	m.open.Add(1)
 	defer func() {
-		m.open.Add(-1)
 		c.Close()
+		m.open.Add(-1) // whoever sees this may rely on the connection being closed
 		m.mu.Lock()
 		delete(m.live, c)
 		m.mu.Unlock()

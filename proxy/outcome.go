@@ -93,7 +93,8 @@ func outcomeOf(word string) Outcome {
 // who is to blame (the outcome says so), and whether the endpoint can have done any work.
 type failure struct {
 	outcome Outcome
-	// message is for the client: it names what to do, and never an address.
+	// message is for the client: it names what to do, and never an address. It is logged where err is nil: if it holds
+	// anything that a client or an endpoint wrote, other than a model's name or a path, err says the same without that.
 	message string
 	// param is the request field that is to blame, if one is.
 	param string

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"time"
 
@@ -64,7 +65,12 @@ func (x *exchange) weigh(ep *endpoint) (whole bool, f *failure) {
 	if !x.elsewhere() && !x.named.HasFallback() {
 		return true, nil
 	}
-	return true, &failure{outcome: EndpointStatus, status: status, message: info.Message, unexecuted: true}
+	return true, &failure{outcome: EndpointStatus, status: status, message: info.Message, err: refusedWith(status), unexecuted: true}
+}
+
+// refusedWith is what is logged of a refusal. The endpoint's own words may quote the prompt.
+func refusedWith(status int) error {
+	return fmt.Errorf("the endpoint refused the request with status %d", status)
 }
 
 func busyFor(retryAfterSeconds int) time.Duration {
@@ -155,12 +161,9 @@ func (x *exchange) mayRetry(f *failure) bool {
 		return false
 	}
 	if !x.retryTaken {
-		running := x.h.retrying.Add(1)
-		if running > int64(retryBudget(r, x.h.Active())) {
-			x.h.retrying.Add(-1)
+		if x.retryTaken = x.h.takeRetry(int64(retryBudget(r, x.h.Active()))); !x.retryTaken {
 			return false
 		}
-		x.retryTaken = true
 	}
 	x.endAttempt()
 	return true
@@ -174,6 +177,19 @@ func (x *exchange) endAttempt() {
 	x.scanning = false
 	x.firstToken = time.Time{}
 	x.bytesOut = 0
+}
+
+// takeRetry takes a place among the running retries, of which there may be limit, and reports whether there was one.
+func (h *Handler) takeRetry(limit int64) bool {
+	for {
+		n := h.retrying.Load()
+		if n >= limit {
+			return false
+		}
+		if h.retrying.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
 }
 
 // retryBudget is how many retries may run while active requests do.
@@ -213,7 +229,7 @@ func (x *exchange) weighFirstEvent(ep *endpoint) *failure {
 		ep.SetBusyUntil(x.h.opts.Now().Add(defaultBusy))
 	}
 	x.resp.keepAlive = false // what follows the event is of no interest
-	return &failure{outcome: EndpointStatus, status: e.Status, message: e.Message, unexecuted: true}
+	return &failure{outcome: EndpointStatus, status: e.Status, message: e.Message, err: refusedWith(e.Status), unexecuted: true}
 }
 
 // firstEventKnown reports whether there is nothing left to hold back for.

@@ -20,6 +20,7 @@ import (
 type ServerOptions struct {
 	HeaderBytes     int           // largest request head; default and most: 40 KiB
 	BodyBytes       int64         // largest request body; default 32 MiB
+	ExtensionBytes  int           // of the chunk extensions of a body; default 16 KiB
 	HeaderTimeout   time.Duration // for a request's head, from its first byte; default 10 s
 	BodyTimeout     time.Duration // for its body, more for a large one; default 30 s
 	KeepAlive       time.Duration // between two requests on a connection; default 75 s
@@ -63,6 +64,7 @@ func NewServer(h *Handler, o ServerOptions) (*Server, error) {
 	s.edge = newEdge(edgeOptions{
 		headBytes:       min(o.HeaderBytes, readBufferBytes-readBufferSlack),
 		bodyBytes:       o.BodyBytes,
+		extensionBytes:  o.ExtensionBytes,
 		headTimeout:     o.HeaderTimeout,
 		bodyTimeout:     o.BodyTimeout,
 		idleTimeout:     o.KeepAlive,
@@ -189,9 +191,8 @@ func (s *Server) Shutdown(ctx context.Context) Drained {
 		waiting = false
 	}
 	h.refusing.Store(true)
-	cut := h.Active()
-	if cut > 0 {
-		h.log.Warn("cutting requests off", zap.Int("running", cut))
+	if n := h.Active(); n > 0 {
+		h.log.Warn("cutting requests off", zap.Int("running", n))
 	}
 	h.cancelAll(cancelledByDrain)
 	again := time.NewTicker(50 * time.Millisecond) // for requests that were just beginning
@@ -200,12 +201,18 @@ func (s *Server) Shutdown(ctx context.Context) Drained {
 		select {
 		case <-done:
 			h.watch.close()
-			return Drained{Finished: max(0, running-cut), Cut: cut}
+			return h.drained(running, 0)
 		case <-again.C:
 			h.cancelAll(cancelledByDrain)
 		}
 	}
 	// What is left are connections that have never sent a request, or clients that don't take the end of their answer.
+	return h.drained(running, h.Active())
+}
+
+// drained counts the ends of a shutdown that began while requests were running, of which some are left.
+func (h *Handler) drained(running, left int) Drained {
+	cut := int(h.cut.Load()) + left
 	return Drained{Finished: max(0, running-cut), Cut: cut}
 }
 

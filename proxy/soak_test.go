@@ -12,6 +12,8 @@ import (
 	"time"
 )
 
+const soakClients = 24
+
 // Servers that fail at random in every way there is, under many clients, some of whom leave: no answer is anyone else's,
 // none looks complete that isn't, nothing stays booked, and no goroutine stays behind. KVGATE_SOAK sets the duration,
 // KVGATE_SOAK_SEED what happens.
@@ -101,9 +103,25 @@ func TestFaultSoak(t *testing.T) {
 		o.Health = HealthOptions{BasePause: 20 * time.Millisecond, MaxPause: 100 * time.Millisecond}
 	}))
 	stop := time.Now().Add(duration)
+	ended := make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() { // fault 38: at every moment, retries are within their budget
+		limit := int64(retryBudget(&g.o.Retry, soakClients))
+		for {
+			select {
+			case <-ended:
+				return
+			case <-time.After(time.Millisecond):
+			}
+			if n := g.h.retrying.Load(); n > limit {
+				t.Errorf("%d requests are being retried; want %d at most", n, limit)
+				return
+			}
+		}
+	})
 	var wg sync.WaitGroup
 	var sent, whole, failed, cut, left atomic.Int64
-	for w := range 24 {
+	for w := range soakClients {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(seed, uint64(100+w)))
 			var c *client
@@ -154,6 +172,8 @@ func TestFaultSoak(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	close(ended)
+	watching.Wait()
 	executed.Range(func(id, n any) bool {
 		if n.(*atomic.Int64).Load() > 1 {
 			t.Errorf("request %v was executed %d times", id, n.(*atomic.Int64).Load())

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kvgate/config"
 	"kvgate/internal/gateway"
 	"kvgate/internal/modelsim"
 	"kvgate/pool"
@@ -106,20 +107,26 @@ func explainBody(e *env, model string, promptTokens int, file string) ([]byte, e
 const maxInputBytes = 256 << 20
 
 func readFile(name string) ([]byte, error) {
-	f, err := os.Open(name)
+	data, err := config.ReadFile(name, maxInputBytes+1)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	return readAll(f, name)
+	return bounded(data, name)
 }
 
 func readAll(r io.Reader, name string) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(r, maxInputBytes+1))
-	if err == nil && len(data) > maxInputBytes {
-		err = fmt.Errorf("%s: larger than %d MiB", name, maxInputBytes>>20)
+	if err != nil {
+		return nil, err
 	}
-	return data, err
+	return bounded(data, name)
+}
+
+func bounded(data []byte, name string) ([]byte, error) {
+	if len(data) > maxInputBytes {
+		return nil, fmt.Errorf("%s: larger than %d MiB", name, maxInputBytes>>20)
+	}
+	return data, nil
 }
 
 func explainRunning(ctx context.Context, a *adminClient, path string, body []byte) (x scoring.Explanation, err error) {

@@ -201,7 +201,7 @@ func (g *Gateway) newDataPath(cfg *config.Config, b *parts, sink telemetry.Sink)
 		return err
 	}
 	so := proxy.ServerOptions{
-		HeaderBytes: int(cfg.Limits.HeaderBytes), BodyBytes: int64(cfg.Limits.BodyBytes),
+		HeaderBytes: int(cfg.Limits.HeaderBytes), BodyBytes: int64(cfg.Limits.BodyBytes), ExtensionBytes: int(cfg.Limits.ChunkExtensionBytes),
 		HeaderTimeout: cfg.Timeouts.Header, BodyTimeout: cfg.Timeouts.Body, WriteTimeout: cfg.Timeouts.Write,
 		KeepAlive: cfg.Timeouts.KeepAlive, Connections: cfg.Limits.Connections,
 		DrainDelay: cfg.Drain.Delay, DrainTimeout: some(cfg.Drain.Timeout),

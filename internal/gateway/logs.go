@@ -6,6 +6,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -58,7 +59,8 @@ func (o *output) open(name string) error {
 	var f *os.File
 	if name != "" {
 		var err error
-		if f, err = os.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644); err != nil {
+		// A pipe that nobody reads would block at being opened; so it is an error.
+		if f, err = os.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_WRONLY|syscall.O_NONBLOCK, 0o644); err != nil {
 			return err
 		}
 	}

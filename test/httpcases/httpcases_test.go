@@ -73,5 +73,8 @@ func startGate(t *testing.T, endpoint string) string {
 
 // Every case, the slow ones included, through kvgate's data path.
 func TestHTTPCases(t *testing.T) {
-	httpcases.Play(t, httpcases.Options{Runner: bounds}, startGate)
+	const all = 213
+	if passed, failed := httpcases.Play(t, httpcases.Options{Runner: bounds}, startGate); passed+failed != all {
+		t.Errorf("%d cases were played; there are %d", passed+failed, all)
+	}
 }
