@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -61,10 +62,9 @@ func TestConnectTimeout(t *testing.T) {
 // where that is switched on.
 func TestResetOnReuse(t *testing.T) {
 	for _, replay := range []bool{false, true} {
-		var first *call
+		var first atomic.Bool
 		serve := func(c *call) {
-			if c.n == 2 && first == nil {
-				first = c
+			if c.n == 2 && !first.Swap(true) {
 				c.reset()
 				return
 			}
@@ -79,14 +79,14 @@ func TestResetOnReuse(t *testing.T) {
 		g.mocks = append(g.mocks, other)
 		g.announce()
 		var statuses []int
-		for first == nil && len(statuses) < 20 { // whichever of the two is chosen
+		for !first.Load() && len(statuses) < 20 { // whichever of the two is chosen
 			statuses = append(statuses, g.do(plainBody).StatusCode)
 		}
 		want := 502
 		if replay {
 			want = 200
 		}
-		if got := statuses[len(statuses)-1]; got != want || first == nil {
+		if got := statuses[len(statuses)-1]; got != want || !first.Load() {
 			t.Errorf("replay %v: %v; want %d at last", replay, statuses, want)
 		}
 		if m.conns.Load() != 1 {

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"math/bits"
 	"net/netip"
+	"strings"
 )
 
 // A rejection says why a request is refused before it is looked at any further:
@@ -308,6 +309,11 @@ func checkRequestLine(b []byte, lim *headLimits, hi *headInfo) (next int, target
 	i++
 	const version = len("HTTP/1.1\r\n")
 	if len(b)-i < version {
+		// What can't become a version must not be waited for.
+		rest := string(b[i:])
+		if !strings.HasPrefix("HTTP/1.1\r\n", rest) && !strings.HasPrefix("HTTP/1.0\r\n", rest) {
+			return 0, nil, errRequestLine
+		}
 		return 0, nil, nil
 	}
 	switch string(b[i : i+version]) {

@@ -62,7 +62,9 @@ func TestMemoryLimit(t *testing.T) {
 			switch status, answer := post(); {
 			case status == 200:
 				served.Add(1)
-			case status == 429 && strings.Contains(answer, `"code":"saturated"`):
+			case status == 429 && strings.Contains(answer, `"code":"saturated"`),
+				// It had more to send than the gateway waits for after a refusal, and then found the connection closed.
+				status == 0 && (strings.Contains(answer, "broken pipe") || strings.Contains(answer, "connection reset")):
 				refused.Add(1)
 			default:
 				t.Errorf("%d %.300s", status, answer)
@@ -88,7 +90,7 @@ func TestMemoryLimit(t *testing.T) {
 		t.Error("want some of each")
 	}
 	// The program itself, which the runtime does not count, is resident too.
-	if peak > limitMB+40 {
+	if peak > limitMB+40 && !race {
 		t.Errorf("%d MiB were resident; the limit is %d MiB", peak, limitMB)
 	}
 	if !within(20*time.Second, func() bool { status, _ := post(); return status == 200 }) {
