@@ -216,7 +216,7 @@ func (d *decoder) loadKeys() Problems {
 	if a == nil || a.KeysFile == "" || d.bad["auth.keys_file"] {
 		return nil
 	}
-	data, err := readFile(a.KeysFile)
+	data, err := ReadFile(a.KeysFile, maxFileBytes+1)
 	if err != nil {
 		d.wrong("auth.keys_file", strconv.Quote(clip(a.KeysFile))+" cannot be read: "+reason(err), "check the path and the permissions; kvgate keys new --file makes one")
 		return nil

@@ -628,7 +628,7 @@ func (d *decoder) inputs(data []byte) string {
 	part(data)
 	file := func(name string) {
 		if name != "" {
-			b, _ := readFile(name)
+			b, _ := ReadFile(name, maxFileBytes+1)
 			part(b)
 		}
 	}
