@@ -136,7 +136,7 @@ func TestAbortLatencies(t *testing.T) {
 				}
 				took = append(took, time.Since(left))
 				g.outcome(i+1, "client_gone")
-				g.booked(0)
+				g.booked(p.others)
 			}
 			slices.Sort(took)
 			all = append(all, took...)
@@ -154,26 +154,38 @@ func TestAbortLatencies(t *testing.T) {
 func micros(d time.Duration) time.Duration { return d.Round(10 * time.Microsecond) }
 
 // abortUnreached are the phases in which no endpoint has the request yet, so that what is timed is until the request has
-// ended: gate makes the gateway, there waits until the one request is in that phase. Waiting for admission belongs here.
+// ended: gate makes the gateway, there waits until the one request is in that phase, others says how many more are booked.
 var abortUnreached = []struct {
-	name  string
-	gate  func(*testing.T) *gate
-	there func(*gate)
+	name   string
+	gate   func(*testing.T) *gate
+	there  func(*gate)
+	others int64
 }{
+	{"waiting for admission", func(t *testing.T) *gate { // one request at a time, and it does not end
+		release := make(chan struct{})
+		g := newGate(t, []*mock{newMock(t, held(release))}, admitting(1))
+		c := g.dial().send(post(chatPath, plainBody))
+		g.booked(1)
+		t.Cleanup(func() {
+			close(release)
+			c.read()
+		})
+		return g
+	}, func(g *gate) { g.waiting(1) }, 1},
 	{"connecting", func(t *testing.T) *gate { // to an endpoint whose backlog is full
 		g := newGate(t, nil, withPool(func(o *PoolOptions) { o.Timeouts.Connect = time.Minute }))
 		if _, _, err := g.table.SetEndpoints("p", []pool.Spec{{Pool: "p", URL: "http://" + fullListener(t)}}, g.now()); err != nil {
 			t.Fatal(err)
 		}
 		return g
-	}, func(g *gate) { g.booked(1) }},
+	}, func(g *gate) { g.booked(1) }, 0},
 	{"connecting with TLS", func(t *testing.T) *gate { // to an endpoint that says nothing in the handshake
 		g := newGate(t, []*mock{mute(t)}, withPool(func(o *PoolOptions) {
 			o.Timeouts.Connect = time.Minute
 			o.TLS = &tls.Config{ServerName: "x"}
 		}))
 		return g
-	}, func(g *gate) { eventually(g.t, "the handshake", func() bool { return g.mocks[0].open.Load() == 1 }) }},
+	}, func(g *gate) { eventually(g.t, "the handshake", func() bool { return g.mocks[0].open.Load() == 1 }) }, 0},
 }
 
 // mute is an endpoint that accepts connections and never says a word.
