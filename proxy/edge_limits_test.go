@@ -369,3 +369,15 @@ func TestEdgeIdleMemory(t *testing.T) {
 		t.Errorf("%d bytes per idle connection", per)
 	}
 }
+
+// Chunk extensions are bounded, all those of a body together.
+func TestEdgeChunkExtensions(t *testing.T) {
+	e := startEdge(t, edgeOptions{extensionBytes: 100}, serverOptions{})
+	for n, want := range map[int]int{48: 200, 51: 400} {
+		chunk := "1;" + strings.Repeat("e", n) + "\r\nx\r\n"
+		got, _ := e.exchange(t, "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"+chunk+chunk+"0\r\n\r\n", 1)
+		if len(got) != 1 || got[0].status != want {
+			t.Errorf("twice %d bytes: %v; want %d", n, got, want)
+		}
+	}
+}
