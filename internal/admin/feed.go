@@ -115,6 +115,7 @@ type feed struct {
 	s         *Server
 	endpoints []*pool.Endpoint // in the order that viewers know
 	rows      [][]byte         // as they were told last
+	told      []facts          // what they were made from
 	names     map[uint64]string
 	namesAge  int
 	seen      uint64 // the newest request taken in
@@ -142,7 +143,7 @@ func (f *feed) advance(now time.Time) []byte {
 		same = same && f.endpoints[i] == snap.Rows[i].Endpoint
 	}
 	if !same {
-		f.endpoints, f.rows = make([]*pool.Endpoint, len(snap.Rows)), make([][]byte, len(snap.Rows))
+		f.endpoints, f.rows, f.told = make([]*pool.Endpoint, len(snap.Rows)), make([][]byte, len(snap.Rows)), make([]facts, len(snap.Rows))
 	}
 	if f.namesAge--; f.namesAge < 0 || !same {
 		f.namesAge = 10
@@ -160,9 +161,14 @@ func (f *feed) advance(now time.Time) []byte {
 		if v.Ages[i] = -1; r.ScrapedAt != 0 {
 			v.Ages[i] = int(max(0, at.Sub(r.ScrapedAt)) / (100 * time.Millisecond))
 		}
+		now := f.factsOf(r, at)
+		if f.endpoints[i] == r.Endpoint && f.told[i].same(&now) {
+			continue // Fast path: of most endpoints there is nothing new.
+		}
+		f.told[i] = now
 		row, err := json.Marshal(f.endpoint(r, at))
 		if err != nil {
-			continue // nothing in it can fail
+			panic("BUG: " + err.Error())
 		}
 		if f.endpoints[i] = r.Endpoint; !bytes.Equal(row, f.rows[i]) {
 			f.rows[i] = row
@@ -297,6 +303,40 @@ func (f *feed) endpoint(r *pool.Row, at pool.Instant) LiveEndpoint {
 	}
 	f.adapters(r, &e)
 	return e
+}
+
+// facts are what a row is made from, as far as it changes.
+type facts struct {
+	load     *pool.Load
+	served   *pool.Served
+	booked   pool.Booked
+	foreign  pool.Foreign
+	capacity int32
+	state    pool.State
+	flags    [4]bool // ejected, busy, not looked at yet, scraped
+	failures int     // scrapes in a row
+	rate     float64
+}
+
+func (f *feed) factsOf(r *pool.Row, at pool.Instant) facts {
+	x := facts{load: r.Load, served: r.Served, booked: r.Booked(), foreign: r.Foreign, capacity: r.KVCapacity, state: r.State}
+	x.flags = [4]bool{r.EjectedUntil() > at, r.BusyUntil() > at, f.s.o.Unseen != nil && f.s.o.Unseen(r.Endpoint), r.ScrapedAt != 0}
+	x.failures, _ = f.s.o.Table.LastError(r.Endpoint)
+	if rate := significant(new(r.Endpoint.PrefillTokensPerSecond.Load())); rate != nil {
+		x.rate = *rate
+	}
+	return x
+}
+
+// same reports whether a row made from o would be that made from x.
+func (x *facts) same(o *facts) bool {
+	a, b := x.load, o.load
+	x.load, o.load = nil, nil
+	equal := *x == *o
+	x.load, o.load = a, b
+	return equal && a != nil && (a == b || a.Known == b.Known && a.Running == b.Running && a.Waiting == b.Waiting && a.Dialect == b.Dialect &&
+		math.Abs(a.KVCacheUtilization-b.KVCacheUtilization) < 0.0005 && a.KVCapacityTokens == b.KVCapacityTokens &&
+		a.MaxAdapters == b.MaxAdapters && slices.Equal(a.Adapters, b.Adapters) && slices.Equal(a.Engines, b.Engines))
 }
 
 // adapters lists what is believed to be loaded on r: what its server names, and what we sent there.
