@@ -91,7 +91,8 @@ type client struct {
 	r      *rand.Rand
 	counts *counts
 	think  time.Duration // between two requests, at most
-	hidden []string      // what no answer may hold
+	key    string
+	hidden []string // what no answer may hold
 
 	conn net.Conn
 	br   *bufio.Reader
@@ -118,6 +119,10 @@ func (c *client) ask(mayLeave bool) bool {
 	a := apis[c.r.IntN(len(apis))]
 	words, stream := 1+c.r.IntN(40), c.r.IntN(3) > 0
 	leaves := c.r.IntN(20) == 0 && mayLeave
+	key := c.key
+	if c.r.IntN(100) == 0 && mayLeave {
+		key = plantedClient
+	}
 	patient := time.Duration(c.r.IntN(600)) * time.Millisecond
 	c.n++
 	nonce := fmt.Sprintf("nonce-%d-%dx", c.id, c.n) // none is the beginning of another
@@ -132,7 +137,7 @@ func (c *client) ask(mayLeave bool) bool {
 	}
 	_ = c.conn.SetDeadline(time.Now().Add(patience))
 	_, err := fmt.Fprintf(c.conn, "POST %s HTTP/1.1\r\nHost: gate\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
-		a.path, plantedClient, len(body), body)
+		a.path, key, len(body), body)
 	c.counts.add("sent")
 	if leaves {
 		_ = c.conn.SetReadDeadline(time.Now().Add(patient))
@@ -157,6 +162,9 @@ func (c *client) ask(mayLeave bool) bool {
 		c.hangUp()
 	}
 	end := c.judge(a, nonce, words, stream, resp, string(got), err)
+	if (key == c.key) == (resp.StatusCode == 401) {
+		c.t.Errorf("%s: status %d with key %q", nonce, resp.StatusCode, key)
+	}
 	c.counts.add(end)
 	return end == whole
 }
