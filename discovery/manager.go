@@ -70,7 +70,8 @@ type running struct {
 	success  time.Time
 	failure  time.Time
 	err      error
-	failures int
+	failures int    // in a row
+	failed   uint64 // in all
 }
 
 // A Status is how one source is doing.
@@ -82,6 +83,7 @@ type Status struct {
 	LastError   string    `json:"last_error,omitempty"`  // of the failure since; empty when all is well
 	FailedAt    time.Time `json:"last_failure,omitzero"` // zero: never
 	Failures    int       `json:"failures_in_a_row"`     // 0 when all is well
+	Failed      uint64    `json:"failures"`              // since it was started with these settings
 }
 
 // New returns a Manager without pools; it must be closed.
@@ -219,6 +221,7 @@ func (m *Manager) report(r *running, targets []Target, err error) {
 	r.reported = true
 	if err != nil {
 		r.err, r.failure = err, now
+		r.failed++
 		said := "discovery fails; the last set holds"
 		if targets != nil {
 			said = "discovery finds something amiss"
@@ -359,7 +362,7 @@ func (m *Manager) Status() []Status {
 		for _, r := range s.sources {
 			st := Status{
 				Pool: r.pool, Source: r.kind.Name, Targets: len(r.targets),
-				LastSuccess: r.success, FailedAt: r.failure, Failures: r.failures,
+				LastSuccess: r.success, FailedAt: r.failure, Failures: r.failures, Failed: r.failed,
 			}
 			if r.err != nil {
 				st.LastError = r.err.Error()

@@ -177,6 +177,7 @@ func (m *Manager) start(e *pool.Endpoint, before *scraper) {
 	s := newScraper(m.table, e, m.opts, newClient(t, m.opts.Pools[e.Pool].APIKey, m.opts.Timeout, m.opts.MaxPageBytes), m.taken, &m.floor)
 	if before != nil {
 		s.state.Store(before.state.Load())
+		s.refused.Store(before.refused.Load())
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel

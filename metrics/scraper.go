@@ -57,7 +57,7 @@ type scraper struct {
 	models    []pool.Model
 	modelsAt  pool.Instant // when they were last published; 0 for never
 	epoch     uint32       // of the endpoint when they were
-	refused   bool         // the list of models, for want of a key
+	refused   atomic.Bool  // the list of models, for want of a key
 	pageDue   pool.Instant
 	modelsDue pool.Instant
 	modelsGot pool.Instant // when the list was last asked for
@@ -361,8 +361,8 @@ func (s *scraper) readModels(ctx context.Context) time.Duration {
 		return 0
 	}
 	s.contact(url, err)
-	if refused := faultOf(err) == FaultUnauthorized; refused != s.refused && (refused || err == nil) {
-		s.refused = refused
+	if refused := faultOf(err) == FaultUnauthorized; refused != s.refused.Load() && (refused || err == nil) {
+		s.refused.Store(refused)
 		if s.opts.OnRefused != nil {
 			s.opts.OnRefused(s.endpoint, err)
 		}

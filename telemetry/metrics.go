@@ -24,6 +24,8 @@ type Options struct {
 	Table *pool.Table
 	// Now is the table's clock; required with Table.
 	Now func() pool.Instant
+	// Sources says how discovery is doing when the metrics are read. Without it there are no metrics of discovery.
+	Sources func() []Source
 	// MaxModels bounds how many names that clients made up become values of the model label (default 1000). Names that
 	// are configured or served are always shown.
 	MaxModels int
@@ -135,6 +137,9 @@ func New(o Options) *Metrics {
 	m.registry.MustRegister(info, collectors.NewGoCollector(collectors.WithGoCollectorRuntimeMetrics(collectors.GoRuntimeMetricsRule{Matcher: gcShare})), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if o.Table != nil {
 		m.registry.MustRegister(newTableCollector(&o))
+	}
+	if o.Sources != nil {
+		m.registry.MustRegister(newSourceCollector(o.Sources))
 	}
 	return m
 }

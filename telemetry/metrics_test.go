@@ -96,7 +96,12 @@ func TestDefinitionsAreThePage(t *testing.T) {
 		Known:   pool.KnowsRunning | pool.KnowsWaiting | pool.KnowsKVCacheUtilization | pool.KnowsKVCapacity,
 		Running: 3, Waiting: 2, KVCacheUtilization: 0.5, KVCapacityTokens: 1000,
 	}, At: 2e9})
-	m := New(Options{Table: tab, Now: func() pool.Instant { return 3e9 }, MaxModels: 1})
+	m := New(Options{Table: tab, Now: func() pool.Instant { return 3e9 }, MaxModels: 1, Sources: func() []Source {
+		return []Source{
+			{Pool: "p", Kind: "file", Targets: 2, Healthy: true, LastSuccess: time.Unix(1700000001, 5e8)},
+			{Pool: "q", Kind: "dns", Failures: 3},
+		}
+	}})
 	m.Observe(okRecord("m"))
 	m.ObserveScrape("p/a", time.Millisecond, "ok")
 	m.ObserveScrape("p/a", time.Millisecond, "timeout")
@@ -125,7 +130,13 @@ func TestDefinitionsAreThePage(t *testing.T) {
 	}
 	wantLines(t, got, `kvgate_endpoint_kv_cache_utilization_ratio{endpoint="p/a"} 0.5`, `kvgate_endpoint_waiting_requests{endpoint="p/a"} 2`,
 		`kvgate_scrape_age_seconds{endpoint="p/a"} 1`, `kvgate_config_last_reload_success_timestamp_seconds 1.7e+09`,
-		`kvgate_scrapes_total{endpoint="p/a",result="timeout"} 1`, `kvgate_endpoint_foreign_requests{endpoint="p/a"} 5`)
+		`kvgate_scrapes_total{endpoint="p/a",result="timeout"} 1`, `kvgate_endpoint_foreign_requests{endpoint="p/a"} 5`,
+		`kvgate_discovery_targets{pool="p",source="file"} 2`, `kvgate_discovery_healthy{pool="p",source="file"} 1`,
+		`kvgate_discovery_last_success_timestamp_seconds{pool="p",source="file"} 1.7000000015e+09`,
+		`kvgate_discovery_healthy{pool="q",source="dns"} 0`, `kvgate_discovery_failures_total{pool="q",source="dns"} 3`)
+	if strings.Contains(got, `kvgate_discovery_last_success_timestamp_seconds{pool="q"`) {
+		t.Error("a source that never found anything has found it at some time")
+	}
 	families, err := m.Registry().Gather()
 	if err != nil {
 		t.Fatal(err)

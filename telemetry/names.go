@@ -31,6 +31,7 @@ const (
 	LabelEndpoint = "endpoint"
 	LabelResult   = "result"
 	LabelEngine   = "engine"
+	LabelSource   = "source"
 )
 
 // OtherModel is the value of the model label for names that clients made up beyond the bound on them.
@@ -137,6 +138,23 @@ var (
 	ScrapeDuration = def(Definition{
 		Name: "kvgate_scrape_duration_seconds", Kind: Histogram, Buckets: scrapeBuckets,
 		Help: "Time to read one metrics page.",
+	})
+
+	DiscoveryTargets = def(Definition{
+		Name: "kvgate_discovery_targets", Kind: Gauge, Labels: []string{LabelPool, LabelSource},
+		Help: "Endpoints in the last set that a source of discovery found.",
+	})
+	DiscoveryHealthy = def(Definition{
+		Name: "kvgate_discovery_healthy", Kind: Gauge, Labels: []string{LabelPool, LabelSource},
+		Help: "1 if nothing was amiss when the source last looked; otherwise its last set holds, and kvgate endpoints says why.",
+	})
+	DiscoveryFailures = def(Definition{
+		Name: "kvgate_discovery_failures_total", Kind: Counter, Labels: []string{LabelPool, LabelSource},
+		Help: "Looks of the source that failed or found something amiss, since it was started or its settings changed.",
+	})
+	DiscoverySuccess = def(Definition{
+		Name: "kvgate_discovery_last_success_timestamp_seconds", Kind: Gauge, Labels: []string{LabelPool, LabelSource},
+		Help: "When the source last told a set, Unix time. Sources that watch tell of changes only. Absent before the first.",
 	})
 
 	SnapshotVersion = def(Definition{

@@ -3,11 +3,14 @@ package cli
 import (
 	"cmp"
 	"fmt"
+	"io"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"kvgate/discovery"
 	"kvgate/internal/admin"
 	"kvgate/pool"
 )
@@ -17,13 +20,19 @@ func newEndpoints(e *env) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "endpoints [--json]",
-		Short: "List the endpoints of a running gateway and what is known of them",
+		Short: "List the endpoints of a running gateway, what is known of them, and where they were found",
 		Example: `  kvgate endpoints
   kvgate endpoints --json | jq '.endpoints[] | select(.healthy | not)'`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			var v pool.View
-			if err := a.get(c.Context(), "/debug/snapshot", &v); err != nil {
+			var v struct {
+				pool.View
+				Sources []discovery.Status `json:"sources"`
+			}
+			if err := a.get(c.Context(), "/debug/snapshot", &v.View); err != nil {
+				return err
+			}
+			if err := a.get(c.Context(), "/debug/sources", &v.Sources); err != nil {
 				return err
 			}
 			if asJSON {
@@ -35,12 +44,32 @@ func newEndpoints(e *env) *cobra.Command {
 					fmt.Fprintf(e.stdout, "%s: %s\n", ep.ID, ep.Error)
 				}
 			}
-			return nil
+			fmt.Fprintln(e.stdout)
+			return sourceTable(e.stdout, v.Sources, time.Now())
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	adminFlags(c, &a)
 	return c
+}
+
+// sourceTable prints how discovery is doing, for people.
+func sourceTable(w io.Writer, sources []discovery.Status, now time.Time) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "POOL\tSOURCE\tENDPOINTS\tFOUND\tPROBLEM")
+	for i := range sources {
+		s := &sources[i]
+		found := "never"
+		if !s.LastSuccess.IsZero() {
+			found = max(0, now.Sub(s.LastSuccess)).Round(time.Second).String() + " ago"
+		}
+		problem := cmp.Or(s.LastError, "-")
+		if s.Failures > 1 {
+			problem = fmt.Sprintf("%s (%d times in a row)", problem, s.Failures)
+		}
+		fmt.Fprintf(tw, "%s\t%s\t%d\t%s\t%s\n", s.Pool, s.Source, s.Targets, found, problem)
+	}
+	return tw.Flush()
 }
 
 func newModels(e *env) *cobra.Command {

@@ -15,6 +15,7 @@ import (
 	"kvgate/pool"
 	"kvgate/proxy"
 	"kvgate/scoring"
+	"kvgate/telemetry"
 )
 
 // ConfigOptions are the names that a configuration may use, from the registries that own them.
@@ -181,4 +182,12 @@ func endpointTLS(t *config.EndpointTLS) (*tls.Config, error) {
 // newDiscovery returns a manager that hands what it finds to apply.
 func (g *Gateway) newDiscovery(apply func(string, []discovery.Target)) (*discovery.Manager, error) {
 	return discovery.New(discovery.Options{Apply: apply, Log: g.log, Env: discovery.Env{Dialects: ConfigOptions().Dialects}})
+}
+
+// sources is how discovery is doing, for the metrics.
+func (g *Gateway) sources() (out []telemetry.Source) {
+	for _, s := range g.discovery.Status() {
+		out = append(out, telemetry.Source{Pool: s.Pool, Kind: s.Source, Targets: s.Targets, Healthy: s.LastError == "" && !s.LastSuccess.IsZero(), Failures: s.Failed, LastSuccess: s.LastSuccess})
+	}
+	return out
 }

@@ -83,8 +83,17 @@ const header = "listen: 127.0.0.1:0\nadmin: {listen: '127.0.0.1:0'}\ndrain: {del
 // start runs a gateway on a file with this text after header, and waits until it is ready.
 func start(t *testing.T, text string, o Options) *run {
 	t.Helper()
-	r := &run{t: t, file: filepath.Join(t.TempDir(), "config.yaml"), log: &syncBuffer{}, done: make(chan struct{})}
-	r.write(text)
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(file, []byte(header+text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return startFile(t, file, o)
+}
+
+// startFile runs a gateway on a file, and waits until it is ready.
+func startFile(t *testing.T, file string, o Options) *run {
+	t.Helper()
+	r := &run{t: t, file: file, log: &syncBuffer{}, done: make(chan struct{})}
 	load := func() (*config.Config, error) { return config.Load(r.file, ConfigOptions()) }
 	cfg, err := load()
 	if err != nil {

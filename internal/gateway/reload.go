@@ -133,7 +133,7 @@ func (g *Gateway) watch(ctx context.Context) {
 			return
 		}
 		now := stamp(file)
-		if now == seen && looks%fullLookEvery != 0 {
+		if now.same(seen) && looks%fullLookEvery != 0 {
 			continue
 		}
 		seen = now
@@ -141,15 +141,21 @@ func (g *Gateway) watch(ctx context.Context) {
 	}
 }
 
-type fileStamp struct {
-	at   time.Time
-	size int64
-}
+// fileStamp is what one can tell of a file without reading it. A ConfigMap is replaced by another file, which may be of
+// the same size and time.
+type fileStamp struct{ os.FileInfo }
 
 func stamp(name string) fileStamp {
 	fi, err := os.Stat(name)
 	if err != nil {
 		return fileStamp{}
 	}
-	return fileStamp{fi.ModTime(), fi.Size()}
+	return fileStamp{fi}
+}
+
+func (a fileStamp) same(b fileStamp) bool {
+	if a.FileInfo == nil || b.FileInfo == nil {
+		return a.FileInfo == b.FileInfo
+	}
+	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
