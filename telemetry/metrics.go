@@ -26,6 +26,8 @@ type Options struct {
 	Now func() pool.Instant
 	// Sources says how discovery is doing when the metrics are read. Without it there are no metrics of discovery.
 	Sources func() []Source
+	// Usage says what the gateway itself has in use when the metrics are read. Without it there are no metrics of that.
+	Usage func() Usage
 	// MaxModels bounds how many names that clients made up become values of the model label (default 1000). Names that
 	// are configured or served are always shown.
 	MaxModels int
@@ -140,6 +142,9 @@ func New(o Options) *Metrics {
 	}
 	if o.Sources != nil {
 		m.registry.MustRegister(newSourceCollector(o.Sources))
+	}
+	if o.Usage != nil {
+		registerUsage(m.registry, o.Usage)
 	}
 	return m
 }

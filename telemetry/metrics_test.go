@@ -101,6 +101,8 @@ func TestDefinitionsAreThePage(t *testing.T) {
 			{Pool: "p", Kind: "file", Targets: 2, Healthy: true, LastSuccess: time.Unix(1700000001, 5e8)},
 			{Pool: "q", Kind: "dns", Failures: 3},
 		}
+	}, Usage: func() Usage {
+		return Usage{Connections: 100, MaxConnections: 1000, BodyBytes: 30 << 20, MaxBodyBytes: 40 << 20}
 	}})
 	m.Observe(okRecord("m"))
 	m.ObserveScrape("p/a", time.Millisecond, "ok")
@@ -131,6 +133,7 @@ func TestDefinitionsAreThePage(t *testing.T) {
 	wantLines(t, got, `kvgate_endpoint_kv_cache_utilization_ratio{endpoint="p/a"} 0.5`, `kvgate_endpoint_waiting_requests{endpoint="p/a"} 2`,
 		`kvgate_scrape_age_seconds{endpoint="p/a"} 1`, `kvgate_config_last_reload_success_timestamp_seconds 1.7e+09`,
 		`kvgate_scrapes_total{endpoint="p/a",result="timeout"} 1`, `kvgate_endpoint_foreign_requests{endpoint="p/a"} 5`,
+		`kvgate_client_connections 100`, `kvgate_in_flight_body_bytes 3.145728e+07`, `kvgate_gateway_saturation_ratio 0.75`,
 		`kvgate_discovery_targets{pool="p",source="file"} 2`, `kvgate_discovery_healthy{pool="p",source="file"} 1`,
 		`kvgate_discovery_last_success_timestamp_seconds{pool="p",source="file"} 1.7000000015e+09`,
 		`kvgate_discovery_healthy{pool="q",source="dns"} 0`, `kvgate_discovery_failures_total{pool="q",source="dns"} 3`)

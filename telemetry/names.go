@@ -169,6 +169,18 @@ var (
 		Name: "kvgate_snapshot_models", Kind: Gauge,
 		Help: "Names that clients may ask for: models and adapters.",
 	})
+	GatewayConnections = def(Definition{
+		Name: "kvgate_client_connections", Kind: Gauge,
+		Help: "Open connections of clients.",
+	})
+	GatewayBodyBytes = def(Definition{
+		Name: "kvgate_in_flight_body_bytes", Kind: Gauge,
+		Help: "Memory that the bodies of running requests take.",
+	})
+	GatewaySaturation = def(Definition{
+		Name: "kvgate_gateway_saturation_ratio", Kind: Gauge,
+		Help: "Share of its client connections (limits.connections) or of its memory for bodies (limits.in_flight_body_bytes) that the gateway has in use, whichever is larger, 0..1: what to scale gateways on, beside their CPU.",
+	})
 	ReloadSuccessful = def(Definition{
 		Name: "kvgate_config_last_reload_successful", Kind: Gauge,
 		Help: "1 if the last attempt to load the configuration succeeded.",

@@ -139,7 +139,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 	g.decides.Store(b.decider())
 	// A page of observations is published at a time: with many endpoints, each by itself would copy the table too often.
 	g.table = pool.NewTable(b.pools, pool.Options{PublishEvery: publishEvery})
-	g.metrics = telemetry.New(telemetry.Options{Table: g.table, Now: g.now, Sources: g.sources})
+	g.metrics = telemetry.New(telemetry.Options{Table: g.table, Now: g.now, Sources: g.sources, Usage: func() telemetry.Usage { return g.server.Usage() }})
 	g.metrics.SetReload(true, time.Now())
 	g.recent = telemetry.NewRecent(o.Recent)
 	g.explainer = newExplainer(cfg.Debug.ExplainShare, g.log)
