@@ -30,6 +30,9 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
 		"kvgate": func() { os.Exit(cli.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) },
 		"http":   func() { os.Exit(httpCommand(os.Args[1:])) },
+		// For the commands of docs/install-vm.md.
+		"sudo":      func() { os.Exit(sudoCommand(os.Args[1:])) },
+		"systemctl": func() { os.Exit(systemctlCommand(os.Args[1:])) },
 	})
 }
 

@@ -27,19 +27,22 @@ import (
 type manager struct {
 	t      *testing.T
 	dir    string
-	socket *net.TCPListener // of clients
-	files  []*os.File       // handed over
-	names  string           // of the files, with colons
-	heard  chan string      // messages of sd_notify, one field a line
+	socket *net.TCPListener    // of clients
+	files  []*os.File          // handed over
+	names  string              // of the files, with colons
+	heard  chan string         // messages of sd_notify, one field a line
+	user   *syscall.Credential // of what it starts; nil: its own
 }
 
-func newManager(t *testing.T) *manager {
+// newManager returns a manager that holds a socket at the address.
+func newManager(t *testing.T, address string) *manager {
 	t.Helper()
 	m := &manager{t: t, dir: t.TempDir(), names: "listen", heard: make(chan string, 1000)}
-	var err error
-	if m.socket, err = net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}); err != nil {
+	ln, err := net.Listen("tcp", address)
+	if err != nil {
 		t.Fatal(err)
 	}
+	m.socket = ln.(*net.TCPListener)
 	m.hand(m.socket.File())
 	t.Cleanup(func() { m.socket.Close() })
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(m.dir, "notify"), Net: "unixgram"})
@@ -74,25 +77,38 @@ func (m *manager) hand(f *os.File, err error) {
 	m.t.Cleanup(func() { f.Close() })
 }
 
-// A unit is a kvgate that the manager has started.
-type unit struct {
+// A process is a kvgate that the manager has started.
+type process struct {
 	*exec.Cmd
 	log  *bytes.Buffer // to be read after wait
 	done chan error
 }
 
-// start runs kvgate serve on a configuration. LISTEN_PID must be the process's own number, which a shell can tell it.
-func (m *manager) start(file string, environment ...string) *unit {
-	m.t.Helper()
+// kvgateBinary is the program under test.
+func kvgateBinary(t *testing.T) string {
+	t.Helper()
 	binary := os.Getenv("KVGATE_BINARY")
 	if binary == "" {
 		var err error
 		if binary, err = exec.LookPath("kvgate"); err != nil {
-			m.t.Fatal(err)
+			t.Fatal(err)
 		}
 	}
-	u := &unit{exec.Command("/bin/sh", "-c", `LISTEN_PID=$$ exec "$0" "$@"`, binary, "serve", "-c", file, "--watch", "-1s"), new(bytes.Buffer), make(chan error, 1)}
+	return binary
+}
+
+// start runs kvgate serve on a configuration.
+func (m *manager) start(file string, environment ...string) *process {
+	m.t.Helper()
+	return m.exec([]string{kvgateBinary(m.t), "serve", "-c", file, "--watch", "-1s"}, environment...)
+}
+
+// exec runs a command line with the sockets. LISTEN_PID must be the process's own number, which a shell can tell it.
+func (m *manager) exec(command []string, environment ...string) *process {
+	m.t.Helper()
+	u := &process{exec.Command("/bin/sh", append([]string{"-c", `LISTEN_PID=$$ exec "$0" "$@"`}, command...)...), new(bytes.Buffer), make(chan error, 1)}
 	u.Stderr = u.log
+	u.SysProcAttr = &syscall.SysProcAttr{Credential: m.user}
 	u.ExtraFiles = m.files
 	u.Env = append(os.Environ(), "LISTEN_FDS="+strconv.Itoa(len(m.files)), "LISTEN_FDNAMES="+m.names, "NOTIFY_SOCKET="+filepath.Join(m.dir, "notify"))
 	u.Env = append(u.Env, environment...)
@@ -104,14 +120,14 @@ func (m *manager) start(file string, environment ...string) *unit {
 		u.Process.Kill()
 		u.wait(m.t)
 		if m.t.Failed() {
-			m.t.Logf("the log of a unit:\n%s", u.log)
+			m.t.Logf("the log of a process:\n%s", u.log)
 		}
 	})
 	return u
 }
 
 // wait waits for the end and returns the exit code.
-func (u *unit) wait(t *testing.T) int {
+func (u *process) wait(t *testing.T) int {
 	t.Helper()
 	select {
 	case err := <-u.done:
@@ -185,7 +201,7 @@ func ask(url string) error {
 // As systemd runs it: the socket is open before kvgate runs and while it is restarted, and no client is refused.
 func TestUnderAServiceManager(t *testing.T) {
 	server := startSim(t)
-	m := newManager(t)
+	m := newManager(t, "127.0.0.1:0")
 	url := "http://" + m.socket.Addr().String()
 	file := filepath.Join(m.dir, "config.yaml")
 	write := func(more string) {
@@ -287,7 +303,7 @@ func TestUnderAServiceManager(t *testing.T) {
 // The second socket is the admin listener's if it says so; sockets elsewhere than configured are used and warned of.
 func TestInheritedAdminListener(t *testing.T) {
 	server := startSim(t)
-	m := newManager(t)
+	m := newManager(t, "127.0.0.1:0")
 	admin, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		t.Fatal(err)
@@ -323,7 +339,7 @@ func TestInheritedAdminListener(t *testing.T) {
 // What cannot be listened on is refused, with the fix.
 func TestInheritedSocketOfAnotherKind(t *testing.T) {
 	server := startSim(t)
-	m := newManager(t)
+	m := newManager(t, "127.0.0.1:0")
 	file := filepath.Join(m.dir, "config.yaml")
 	text := fmt.Sprintf("listen: %q\nadmin: {listen: \"127.0.0.1:%d\"}\npools: [{name: p, discovery: {static: [%q]}}]\n", m.socket.Addr(), freePort(t), server.URL())
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
