@@ -70,3 +70,14 @@ func (g *Gateway) waitingRequests() any {
 	}
 	return rows
 }
+
+// waitsForEndpoints reports whether requests may wait for a pool's first endpoint. Then the gateway is ready without any: if it
+// were taken out of its load balancer, nobody could wait in it, and nothing would ask for that endpoint.
+func (g *Gateway) waitsForEndpoints() bool {
+	for _, p := range g.cfg.Load().Pools {
+		if p.Admission != nil && p.Admission.WaitForEndpoints > 0 {
+			return true
+		}
+	}
+	return false
+}

@@ -417,6 +417,9 @@ func (g *Gateway) missing() []string {
 			counts[r.States(now)[0]]++
 		}
 	}
+	if g.waitsForEndpoints() {
+		return out // requests wait here for the first one
+	}
 	if len(s.Rows) == 0 {
 		out = append(out, "no endpoint is known")
 		for _, st := range g.discovery.Status() {

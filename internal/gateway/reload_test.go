@@ -150,3 +150,23 @@ func TestReloadOfCertificatesAndKeys(t *testing.T) {
 		}
 	}
 }
+
+// A gateway in which requests wait for a first endpoint is ready for them, and not when nothing waits any more.
+func TestReadyToWaitForEndpoints(t *testing.T) {
+	targets := filepath.Join(t.TempDir(), "targets.yaml")
+	if err := os.WriteFile(targets, []byte("[]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	pools := "pools:\n  - name: p\n    models: [m]\n    discovery: {file: " + targets + "}\n"
+	g := start(t, pools+"    admission: {wait_for_endpoints: 1m}\n", Options{})
+	if code, body := get(t, "http://"+g.AdminAddr()+"/-/ready"); code != 200 {
+		t.Errorf("where requests wait: %d %s", code, body)
+	}
+	g.write(pools)
+	if _, err := g.Reload("test"); err != nil {
+		t.Fatal(err)
+	}
+	if code, body := get(t, "http://"+g.AdminAddr()+"/-/ready"); code != 503 || !strings.Contains(body, "no endpoint is known") {
+		t.Errorf("where none waits: %d %s", code, body)
+	}
+}
