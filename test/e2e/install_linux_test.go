@@ -34,27 +34,30 @@ const vmPage = "../../docs/install-vm.md"
 // Every command of docs/install-vm.md is run as it stands there, by one shell, on a machine of its own: a network namespace in
 // which the servers have the addresses that the page says, and copies of /etc and /usr/local/bin that are thrown away. The
 // servers are simulated, sudo and systemctl are stand-ins, and what systemctl does is done by the test with the shipped units.
-func TestInstallOnAVM(t *testing.T) {
+func TestInstallOnAVM(t *testing.T) { onAMachine(t, installOnAVM, "curl", "useradd") }
+
+// onAMachine runs this test again with f, as root of namespaces of its own: users, network and mounts. tools must be installed.
+func onAMachine(t *testing.T, f func(*testing.T), tools ...string) {
+	t.Helper()
 	if os.Getenv(inside) != "" {
-		installOnAVM(t)
+		must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+		f(t)
 		return
 	}
 	if os.Getuid() != 0 {
 		if os.Getenv("CI") != "" {
 			t.Fatal("this test needs root")
 		}
-		t.Skip("it needs root: users and files of the page's are made, in a namespace")
+		t.Skip("it needs root: it makes users and files, in namespaces of its own")
 	}
-	for _, tool := range []string{"curl", "useradd"} {
+	for _, tool := range tools {
 		if _, err := exec.LookPath(tool); err != nil {
 			t.Skipf("%s is not installed", tool)
 		}
 	}
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := exec.Command(self, "-test.run=^TestInstallOnAVM$", "-test.v", "-test.count=1")
+	must(t, err)
+	c := exec.Command(self, "-test.run=^"+t.Name()+"$", "-test.v", "-test.count=1")
 	c.Env = append(os.Environ(), inside+"="+t.TempDir())
 	all := []syscall.SysProcIDMap{{Size: 65536}}
 	c.SysProcAttr = &syscall.SysProcAttr{
@@ -65,7 +68,7 @@ func TestInstallOnAVM(t *testing.T) {
 	defer runtime.UnlockOSThread()
 	out, err := c.CombinedOutput()
 	t.Logf("%s", out)
-	if err != nil || !bytes.Contains(out, []byte("--- PASS: TestInstallOnAVM")) {
+	if err != nil || !bytes.Contains(out, []byte("--- PASS: "+t.Name())) {
 		t.Errorf("inside: %v", err)
 	}
 }
@@ -86,7 +89,6 @@ func must(t *testing.T, err error) {
 }
 
 func installOnAVM(t *testing.T) {
-	must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
 	scratch := os.Getenv(inside) // what is mounted there goes with this process
 	must(t, unix.Mount("tmpfs", scratch, "tmpfs", 0, ""))
 	for _, dir := range []string{"/etc", "/usr/local"} {
