@@ -40,6 +40,10 @@ test-kubernetes: build ## against a real Kubernetes API server, built once (need
 test-dashboard: build ## the dashboard in a real browser, screenshots into dist/dashboard (needs chromium)
 	cd test/dashboard && $(GO) test -count=1 -timeout 20m -v . -kvgate ../../kvgate -shots ../../dist/dashboard
 
+.PHONY: test-packaging
+test-packaging: build ## the chart, alerts and dashboard of deploy/ (TESTFLAGS=-update rewrites what is made from the chart)
+	cd test/packaging && $(GO) test -trimpath -count=1 . $(TESTFLAGS)
+
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (20s) each
 	@set -e; for p in $$($(GO) list ./...); do \
