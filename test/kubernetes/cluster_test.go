@@ -47,11 +47,29 @@ var (
 // inside marks the copy of this test that runs in the network namespace.
 const inside = "KVGATE_TEST_NETWORK_NAMESPACE"
 
-// The CRD of InferencePool is taken from its published module.
-const (
-	inferenceModule = "sigs.k8s.io/gateway-api-inference-extension@v1.5.0"
-	inferenceSum    = "h1:w9Awt60cmI1vM7Y6N81h8wDCBP0WkmxpdI7GKY0v070="
-	inferenceCRD    = "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml"
+// A published is a file of a published module.
+type published struct{ module, sum, file string }
+
+// CRDs are taken from their published modules.
+var (
+	inferenceCRD = published{
+		"sigs.k8s.io/gateway-api-inference-extension@v1.5.0", "h1:w9Awt60cmI1vM7Y6N81h8wDCBP0WkmxpdI7GKY0v070=",
+		"config/crd/bases/inference.networking.k8s.io_inferencepools.yaml",
+	}
+	otherCRDs = []published{
+		{
+			"github.com/prometheus-operator/prometheus-operator@v0.85.0", "h1:M5xLCLEoaW2IJfnuCwFzzpL+jSVQu3KGT84Pye+fW8s=",
+			"example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
+		},
+		{
+			"sigs.k8s.io/gateway-api@v1.6.3", "h1:lKpJa5bGlraC/QeACvCpsHLdmO6y0iKfzVl6gzaFEYc=",
+			"config/crd/standard/gateway.networking.k8s.io_httproutes.yaml",
+		},
+		{
+			"github.com/kedacore/keda/v2@v2.21.0", "h1:R6z2HZvstK4RLUMxroNACzBj74xGxt3kG59b5Xc+Xps=",
+			"config/crd/bases/keda.sh_scaledobjects.yaml",
+		},
+	}
 )
 
 // api is the cluster that all tests share.
@@ -91,9 +109,17 @@ func outside() (int, error) {
 	if err != nil {
 		return 1, err
 	}
-	crd, err := download()
+	crd, err := inferenceCRD.download()
 	if err != nil {
 		return 1, err
+	}
+	var crds []string
+	for _, p := range append(otherCRDs, inferenceCRD) {
+		file, err := p.download()
+		if err != nil {
+			return 1, err
+		}
+		crds = append(crds, file)
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -101,9 +127,9 @@ func outside() (int, error) {
 	}
 	c := exec.Command(self, os.Args[1:]...)
 	c.Stdin, c.Stdout, c.Stderr = nil, os.Stdout, os.Stderr
-	c.Env = append(os.Environ(), inside+"=1", "KVGATE_BINARY="+kvgate, "KUBE_APISERVER="+server, "INFERENCE_CRD="+crd)
+	c.Env = append(os.Environ(), inside+"=1", "KVGATE_BINARY="+kvgate, "KUBE_APISERVER="+server, "INFERENCE_CRD="+crd, "TEST_CRDS="+strings.Join(crds, string(os.PathListSeparator)))
 	c.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET | syscall.CLONE_NEWNS,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
 		Pdeathsig:   syscall.SIGKILL,
@@ -158,29 +184,36 @@ func buildAPIServer() (string, error) {
 	return path, os.Rename(partial, path)
 }
 
-// download returns the file with the CRD of InferencePool.
-func download() (string, error) {
-	c := exec.Command("go", "mod", "download", "-json", inferenceModule)
+// download returns the file's path.
+func (p published) download() (string, error) {
+	c := exec.Command("go", "mod", "download", "-json", p.module)
 	c.Dir = os.TempDir() // outside of this module, whose requirements it must not change
 	out, err := c.Output()
 	if err != nil {
-		return "", fmt.Errorf("go mod download %s: %w: %s", inferenceModule, err, out)
+		return "", fmt.Errorf("go mod download %s: %w: %s", p.module, err, out)
 	}
 	var m struct{ Dir, Sum string }
 	if err := json.Unmarshal(out, &m); err != nil {
 		return "", err
 	}
-	if m.Sum != inferenceSum {
-		return "", fmt.Errorf("%s has the checksum %s; want %s", inferenceModule, m.Sum, inferenceSum)
+	if m.Sum != p.sum {
+		return "", fmt.Errorf("%s has the checksum %s; want %s", p.module, m.Sum, p.sum)
 	}
-	return filepath.Join(m.Dir, inferenceCRD), nil
+	return filepath.Join(m.Dir, p.file), nil
 }
 
 // podRange are the addresses of pods: all of them are this machine's own.
 const podRange = "10.244."
 
-// bringUp makes loopback and the pods' addresses work in a new network namespace.
+// bringUp makes loopback and the pods' addresses work in a new network namespace, and gives the new mount namespace a /run of
+// its own, where pods find their credentials.
 func bringUp() error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("mounts: %w", err)
+	}
+	if err := unix.Mount("tmpfs", "/run", "tmpfs", 0, ""); err != nil {
+		return fmt.Errorf("/run: %w", err)
+	}
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
 	if err != nil {
 		return err

@@ -30,19 +30,40 @@ type gateway struct {
 // startGateway runs kvgate with pools, YAML below the key pools with KUBECONFIG for the path of the service account's.
 func startGateway(t testing.TB, pools string) *gateway {
 	t.Helper()
-	dir := t.TempDir()
-	g := &gateway{t: t, log: filepath.Join(dir, "log"), http: &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}
-	g.data = fmt.Sprintf("http://127.0.0.1:%d", api.nextPort)
-	g.admin = fmt.Sprintf("http://127.0.0.1:%d", api.nextPort+1)
+	g := newGateway(t, fmt.Sprintf("http://127.0.0.1:%d", api.nextPort), fmt.Sprintf("http://127.0.0.1:%d", api.nextPort+1))
 	api.nextPort += 2
 	config := fmt.Sprintf("listen: %q\nadmin: {listen: %q}\nlog: {access: \"off\"}\ndebug: {headers: true}\ndrain: {delay: 0s, timeout: 2s}\nscrape: {interval: 2s}\npools:\n%s",
 		strings.TrimPrefix(g.data, "http://"), strings.TrimPrefix(g.admin, "http://"), strings.ReplaceAll(pools, "KUBECONFIG", api.kubeconfig))
-	file := filepath.Join(dir, "kvgate.yaml")
+	file := filepath.Join(t.TempDir(), "kvgate.yaml")
 	must(t, os.WriteFile(file, []byte(config), 0o600))
+	g.run(process(os.Getenv("KVGATE_BINARY"), "serve", "-c", file, "--start-timeout", "3s"))
+	until(t, "the data listener is open", func() (bool, string) {
+		resp, err := g.http.Get(g.data + "/v1/models")
+		if err != nil {
+			return false, err.Error()
+		}
+		resp.Body.Close()
+		return true, ""
+	})
+	return g
+}
+
+// newGateway returns a gateway that is to listen at these URLs.
+func newGateway(t testing.TB, data, admin string) *gateway {
+	return &gateway{
+		t: t, data: data, admin: admin, log: filepath.Join(t.TempDir(), "log"),
+		http: &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 64}},
+	}
+}
+
+// run starts the process, which is ended with the test.
+func (g *gateway) run(cmd *exec.Cmd) {
+	t := g.t
+	t.Helper()
 	log, err := os.Create(g.log)
 	must(t, err)
 	defer log.Close()
-	g.cmd = process(os.Getenv("KVGATE_BINARY"), "serve", "-c", file, "--start-timeout", "3s")
+	g.cmd = cmd
 	g.cmd.Stdout, g.cmd.Stderr = log, log
 	must(t, start(g.cmd))
 	t.Cleanup(func() {
@@ -62,15 +83,6 @@ func startGateway(t testing.TB, pools string) *gateway {
 			}
 		}
 	})
-	until(t, "the data listener is open", func() (bool, string) {
-		resp, err := g.http.Get(g.data + "/v1/models")
-		if err != nil {
-			return false, err.Error()
-		}
-		resp.Body.Close()
-		return true, ""
-	})
-	return g
 }
 
 func (g *gateway) logged() string {
