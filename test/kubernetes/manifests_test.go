@@ -87,8 +87,10 @@ func installCRDs(t testing.TB) *applier {
 	}
 	a := newApplier(t)
 	for _, k := range []schema.GroupVersionKind{
-		{Group: "monitoring.coreos.com", Version: "v1", Kind: "PodMonitor"}, {Group: "gateway.networking.k8s.io", Version: "v1", Kind: "HTTPRoute"},
-		{Group: "keda.sh", Version: "v1alpha1", Kind: "ScaledObject"}, {Group: "inference.networking.k8s.io", Version: "v1", Kind: "InferencePool"},
+		{Group: "monitoring.coreos.com", Version: "v1", Kind: "PodMonitor"},
+		{Group: "gateway.networking.k8s.io", Version: "v1", Kind: "HTTPRoute"},
+		{Group: "keda.sh", Version: "v1alpha1", Kind: "ScaledObject"},
+		{Group: "inference.networking.k8s.io", Version: "v1", Kind: "InferencePool"},
 	} {
 		until(t, k.Kind+" is known", func() (bool, string) {
 			a.mapper.Reset()
