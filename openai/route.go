@@ -127,6 +127,13 @@ const (
 // bytes ("resp_" and a UUID, or the client's X-Request-Id).
 const maxResponseIDBytes = 256
 
+// Paths are the paths that don't hold an id, for help and hints.
+var Paths = []string{
+	"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
+	"/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/pooling", "/classify", "/v1/classify",
+	"/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize", "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/models",
+}
+
 // lookup finds the route by path alone; Allow holds the methods it has.
 func lookup(path []byte) Route {
 	post := func(a API) Route { return Route{API: a, Kind: KindJSON, Allow: "POST"} }

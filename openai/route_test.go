@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"os"
 	"strings"
 	"testing"
 )
@@ -102,5 +103,31 @@ func TestAPINames(t *testing.T) {
 	}
 	if API(200).String() != "none" {
 		t.Error("an API that isn't one has a name")
+	}
+}
+
+// Paths are exactly the paths without an id.
+func TestPaths(t *testing.T) {
+	source, err := os.ReadFile("route.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, cases, _ := strings.Cut(string(source), "func lookup(path []byte) Route {")
+	cases, _, _ = strings.Cut(cases, "\n\t}\n")
+	n := strings.Count(cases, `"/`) + strings.Count(cases, "case messagesPath:")
+	if n != len(Paths) {
+		t.Errorf("%d paths are looked up and %d listed", n, len(Paths))
+	}
+	page, err := os.ReadFile("../docs/api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range Paths {
+		if lookup([]byte(p)).Kind == KindNone {
+			t.Errorf("%s is listed and not served", p)
+		}
+		if !strings.Contains(string(page), "`"+p+"`") {
+			t.Errorf("docs/api.md lacks %s", p)
+		}
 	}
 }

@@ -29,11 +29,12 @@ type identity struct{ pool, url, source string }
 type Endpoint struct {
 	ID       string // pool/name: what logs and metric labels show; stable across restarts of the gateway
 	Pool     string
-	URL      string // scheme://host:port
-	SourceID string // see Spec
-	Address  string // host:port
-	IDHash   uint64 // HashName(ID): the endpoint's side of rendezvous hashing
-	Slot     uint16 // a small number no other live endpoint has; reused only after this one is gone
+	URL      string  // scheme://host:port
+	SourceID string  // see Spec
+	Address  string  // host:port
+	IDHash   uint64  // HashName(ID): the endpoint's side of rendezvous hashing
+	Slot     uint16  // a small number no other live endpoint has; reused only after this one is gone
+	Since    Instant // when discovery first named it
 
 	spec     atomic.Pointer[Spec]          // never nil; discovery may change all of it but the identity
 	live     *counters                     // one cache line of its own

@@ -87,8 +87,6 @@ type SharedName struct{ Name, Pool, Other string } // Pool gets the requests, Ot
 type PoolRange struct {
 	Name       string
 	First, End int32
-	// Unknown: the configuration names no models and no endpoint has told its own, so that any name may be one of its.
-	Unknown bool
 }
 
 // A Snapshot is an immutable table of all endpoints at one instant. Nobody writes to one after it is published.

@@ -145,7 +145,7 @@ func (t *Table) SetEndpoints(pool string, specs []Spec, now Instant) (added, rem
 				delete(t.removed, id)
 				e.removedAt = 0
 			} else {
-				ep := t.newEndpoint(s, addresses[id])
+				ep := t.newEndpoint(s, addresses[id], now)
 				e = &entry{endpoint: ep, row: Row{Endpoint: ep, Load: unknownLoad, live: ep.live, Slot: ep.Slot}}
 			}
 			t.entries[id] = e
@@ -192,7 +192,7 @@ func (t *Table) sweep(now Instant) {
 // maxEndpoints bounds slots, which are 16 bits wide.
 const maxEndpoints = math.MaxUint16
 
-func (t *Table) newEndpoint(s Spec, address string) *Endpoint {
+func (t *Table) newEndpoint(s Spec, address string, now Instant) *Endpoint {
 	slot := slices.Index(t.slots, nil)
 	if slot < 0 {
 		slot = len(t.slots)
@@ -211,6 +211,7 @@ func (t *Table) newEndpoint(s Spec, address string) *Endpoint {
 		SourceID: s.SourceID,
 		Address:  address,
 		Slot:     uint16(slot),
+		Since:    now,
 		live:     live,
 	}
 	e.IDHash = HashName(e.ID)
@@ -456,8 +457,7 @@ func (t *Table) index(s *Snapshot) {
 		for _, en := range entries {
 			s.Rows = append(s.Rows, en.row)
 		}
-		unknown := len(p.Models) == 0 && !slices.ContainsFunc(s.Rows[first:], func(r Row) bool { return r.Served != nil })
-		s.Pools[i] = PoolRange{p.Name, first, int32(len(s.Rows)), unknown}
+		s.Pools[i] = PoolRange{p.Name, first, int32(len(s.Rows))}
 	}
 	s.bySlot = make([]int32, len(t.slots))
 	for i := range s.bySlot {

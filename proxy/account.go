@@ -334,7 +334,7 @@ func (x *exchange) appendDebugHeaders(b []byte, out Outcome) []byte {
 	b = append(b, "Server-Timing: choose;dur="...)
 	b = appendMilliseconds(b, x.deciding)
 	if !x.sentAt.IsZero() {
-		b = append(b, ", ttft;dur="...)
+		b = append(b, ", first_byte;dur="...)
 		b = appendMilliseconds(b, time.Since(x.sentAt))
 	}
 	return append(b, "\r\n"...)

@@ -531,12 +531,7 @@ func (x *exchange) read() *failure {
 		if route.Allow != "" {
 			return &failure{outcome: MethodNotAllowed, allow: route.Allow, message: "method not allowed here; use " + route.Allow}
 		}
-		// Slow path: a base URL without /v1 is the commonest mistake.
-		with := append([]byte("/v1"), x.path...)
-		if route, ok := openai.FindRoute(hd.Method(), with); ok || route.Allow != "" {
-			return &failure{outcome: NotFound, message: "there is no such path; did you mean " + string(with) + "?"}
-		}
-		return &failure{outcome: NotFound, message: "there is no such path; see the API reference for what is served"}
+		return &failure{outcome: NotFound, message: noSuchPath(hd.Method(), x.path)}
 	}
 	if x.h.refusing.Load() {
 		x.unreadBody()

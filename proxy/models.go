@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"kvgate/internal/names"
 	"kvgate/openai"
@@ -152,16 +153,11 @@ const (
 
 // unknownModel says that no endpoint is known to serve what x.model stands for, and what was perhaps meant.
 func (x *exchange) unknownModel() *failure {
-	for i := range x.snapshot.Pools {
-		if x.snapshot.Pools[i].Unknown {
-			return &failure{outcome: NoEndpoints, message: "no endpoint has told its models yet; try again", retryAfterSeconds: 1}
-		}
-	}
 	name := string(x.model)
 	if name == "" {
 		return &failure{outcome: BadRequest, param: "model", message: "model is missing; GET /v1/models lists what is served"}
 	}
-	if baseUnknown(x.snapshot) { // after a start, or where a pool has other endpoints all at once
+	if untold(x.snapshot, x.h.opts.Now()) { // after a start, or where a pool has other endpoints all at once
 		return &failure{outcome: NoEndpoints, message: "not every model server has said yet what it serves; try again", retryAfterSeconds: 1}
 	}
 	if x.named.Wanted != "" {
@@ -188,14 +184,30 @@ func (x *exchange) unknownModel() *failure {
 	return &failure{outcome: ModelNotFound, param: "model", message: msg.String()}
 }
 
-// baseUnknown reports whether there is a pool of which no base model is known: neither does the configuration name one nor
-// has any of its endpoints said yet what it serves. Any name may then be one of its own.
-func baseUnknown(s *pool.Snapshot) bool {
+// tellsWithin is how long an endpoint that is new is given to say what it serves. After that a name that nobody knows is
+// taken for a mistake: an endpoint that never tells must not have every wrong name answered with "try again".
+const tellsWithin = time.Minute
+
+// untold reports whether there is a pool of which no base model is known, since neither does the configuration name one nor
+// has any of its endpoints, which are new, said yet what it serves. Any name may then be one of its own.
+func untold(s *pool.Snapshot, now pool.Instant) bool {
 	known := make([]bool, len(s.Pools))
 	for t := range s.Targets() {
 		known[t.Pool] = known[t.Pool] || !t.Adapter
 	}
-	return slices.Contains(known, false)
+	for i, p := range s.Pools {
+		if known[i] {
+			continue
+		}
+		since := pool.Instant(0) // without endpoints, the start of the gateway
+		for _, row := range s.Rows[p.First:p.End] {
+			since = max(since, row.Endpoint.Since)
+		}
+		if now.Sub(since) < tellsWithin {
+			return true
+		}
+	}
+	return false
 }
 
 func cut(s string, n int) string {
@@ -218,7 +230,7 @@ func (x *exchange) closeMatches(name string) []string {
 	n := 0
 	compare := func(with string) bool {
 		if n++; len(with) <= maxComparedBytes {
-			if d := editDistance(name, with); d <= max(2, len(name)/3) {
+			if d := distance(name, with); d <= max(2, len(name)/3) {
 				found = append(found, match{with, d})
 			}
 		}
@@ -242,6 +254,21 @@ func (x *exchange) closeMatches(name string) []string {
 		names = append(names, m.name)
 	}
 	return names
+}
+
+// distance is how far apart two names are. That one is without its organisation ("Llama-3" for "meta-llama/Llama-3") counts
+// as one slip.
+func distance(a, b string) int {
+	d := editDistance(a, b)
+	_, shortA, inA := strings.Cut(a, "/")
+	_, shortB, inB := strings.Cut(b, "/")
+	switch {
+	case inA && !inB:
+		d = min(d, 1+editDistance(shortA, b))
+	case inB && !inA:
+		d = min(d, 1+editDistance(a, shortB))
+	}
+	return d
 }
 
 // editDistance is the number of bytes to insert, delete or replace to make b of a, letters in any case (Levenshtein).

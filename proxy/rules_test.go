@@ -215,7 +215,7 @@ func TestDebugHeaders(t *testing.T) {
 	for _, body := range []string{plainBody, streamBody} {
 		a := g.do(body, "X-Kvgate-Debug: 1")
 		if a.Header.Get("X-Kvgate-Endpoint") == "" || a.Header.Get("X-Kvgate-Outcome") != "ok" || a.Header.Get("X-Kvgate-Attempts") != "1" ||
-			!strings.Contains(a.Header.Get("Server-Timing"), "ttft;dur=") {
+			!strings.Contains(a.Header.Get("Server-Timing"), "first_byte;dur=") {
 			t.Errorf("%v", a.Header)
 		}
 		if strings.Contains(m.lastCall().head, "X-Kvgate-Debug") {
@@ -394,6 +394,43 @@ func TestRecordNamesTheLastEndpoint(t *testing.T) {
 		}
 		if last := r.Attempts[len(r.Attempts)-1].Endpoint; r.Endpoint != last || !r.Decided || r.Outcome != "endpoint_connect" {
 			t.Errorf("endpoint %q, outcome %s; want %q", r.Endpoint, r.Outcome, last)
+		}
+	}
+}
+
+// A pool whose endpoints have never said what they serve leaves wrong names open for a minute, and no longer.
+func TestUntoldPools(t *testing.T) {
+	const began = pool.Instant(1e9)
+	table := pool.NewTable([]pool.PoolSpec{{Name: "told", Models: []string{"m"}}, {Name: "new"}}, pool.Options{})
+	at := func(d time.Duration, want bool) {
+		t.Helper()
+		if got := untold(table.Load(), began.Add(d)); got != want {
+			t.Errorf("%v after the start: %v, want %v", d, got, want)
+		}
+	}
+	at(0, true)
+	at(2*time.Minute, false) // nobody is there to tell
+	if _, _, err := table.SetEndpoints("new", []pool.Spec{{Pool: "new", URL: "http://127.0.0.1:1"}}, began.Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	at(time.Hour+time.Second, true)
+	at(time.Hour+2*time.Minute, false)
+}
+
+func TestDistanceOfNames(t *testing.T) {
+	for _, c := range []struct {
+		a, b string
+		want int
+	}{
+		{"llama", "Llama", 0},
+		{"lama", "llama", 1},
+		{"", "abc", 3},
+		{"llama-3.1-8b-instruct", "meta-llama/Llama-3.1-8B-Instruct", 1},
+		{"meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b-instruct", 1},
+		{"other/m", "org/m", 4},
+	} {
+		if got := distance(c.a, c.b); got != c.want {
+			t.Errorf("%q and %q: %d, want %d", c.a, c.b, got, c.want)
 		}
 	}
 }
