@@ -2,6 +2,7 @@ package scoring
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -20,6 +21,11 @@ type Explanation struct {
 	Asked    string   `json:"asked,omitempty"`
 	Resolved []string `json:"resolved,omitempty"`
 	Pool     string   `json:"pool,omitempty"`
+	// So are these. FallsBack are the models that the request goes on to if this one can't take it. Waits says that it would
+	// wait for room, with Waiting others.
+	FallsBack []Fallback `json:"falls_back,omitempty"`
+	Waits     bool       `json:"waits,omitempty"`
+	Waiting   int        `json:"waiting,omitempty"`
 
 	Policy          string  `json:"policy"`
 	SnapshotVersion uint64  `json:"snapshot_version"`
@@ -34,6 +40,13 @@ type Explanation struct {
 
 	Endpoints []EndpointExplanation `json:"endpoints"`
 	Omitted   int                   `json:"omitted,omitempty"` // endpoints that Trim left out
+}
+
+// A Fallback is a model that a request goes on to, and the endpoint that would be chosen for it; "" if there is none.
+type Fallback struct {
+	Model  string `json:"model"`
+	Pool   string `json:"pool"`
+	Chosen string `json:"chosen,omitempty"`
 }
 
 // An EndpointExplanation is what a decision thought of one endpoint.
@@ -234,6 +247,12 @@ func (e Explanation) String() string {
 	fmt.Fprintf(&b, "policy %s, snapshot %d, model %s, prompt %d tokens, output %d expected\n", e.Policy, e.SnapshotVersion, e.Model, e.PromptTokens, e.OutputTokens)
 	if e.Error != "" {
 		fmt.Fprintf(&b, "no decision: %s\n", e.Error)
+	}
+	for _, f := range e.FallsBack {
+		fmt.Fprintf(&b, "if it can't take it: %s, at %s\n", f.Model, cmp.Or(f.Chosen, "nobody"))
+	}
+	if e.Waits {
+		fmt.Fprintf(&b, "it waits until one of these has room, with %d others; its place is chosen then\n", e.Waiting)
 	}
 	if e.Panic {
 		b.WriteString("every endpoint is down or ejected: all are tried\n")

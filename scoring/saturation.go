@@ -112,16 +112,19 @@ type Demand struct {
 // horizonSeconds is the time in which waiting work should have been prefilled by the endpoints that are asked for.
 const horizonSeconds = 10
 
-// Demand is what the work booked on rows, a pool's, and what waits for it in the gateway, takes: the larger of the endpoints
-// whose prefill it keeps busy and of those whose KV cache it fills.
+// Demand is what the work booked on rows, a pool's, and what waits for it in the gateway, takes: the largest of the endpoints
+// whose prefill it keeps busy, of those whose KV cache it fills, and, where requests are limited, of those that may take them.
 //
-//	prefill = Σ min(1, pending/backlog) + waiting / (rate · 10 s)
-//	kv      = (Σ used + waiting) / (share · capacity)
+//	prefill  = Σ min(1, pending/backlog) + tokens / (rate · 10 s)
+//	kv       = (Σ used + tokens) / (share · capacity)
+//	requests = (Σ running + waiting) / limit
 //
-// waiting is the tokens of requests that wait, prompt and output. // Rate and capacity are means over rows that tell; without any, priors.
-func (p *Policy) Demand(rows []pool.Row, now pool.Instant, l *Limits, waiting int64) (d Demand) {
+// waiting is the number of requests that wait, and tokens theirs, prompt and output. Rate and capacity are means over rows
+// that tell; without any, priors.
+func (p *Policy) Demand(rows []pool.Row, now pool.Instant, l *Limits, waiting int, tokens int64) (d Demand) {
 	backlog := orDefault(l.Backlog, defaultBacklog).Seconds()
 	var rate, capacity, busy, used float64
+	requests := int64(waiting)
 	rates, capacities := 0, 0
 	for i := range rows {
 		r := &rows[i]
@@ -130,8 +133,10 @@ func (p *Policy) Demand(rows []pool.Row, now pool.Instant, l *Limits, waiting in
 		}
 		b, fresh := r.Booked(), r.Fresh(now, p.staleAfter)
 		pending := float64(b.PendingTokens)
+		requests += b.Requests
 		if fresh {
 			pending += float64(r.Foreign.Waiting) * p.learn.meanNewTokens()
+			requests += int64(r.Foreign.Requests)
 		}
 		e := p.learn.prefillRate(r.Endpoint)
 		busy += min(1, pending/max(1, backlog*e))
@@ -156,7 +161,10 @@ func (p *Policy) Demand(rows []pool.Row, now pool.Instant, l *Limits, waiting in
 	} else {
 		capacity = priorKVCapacity
 	}
-	d.Endpoints = max(busy+float64(waiting)/(rate*horizonSeconds), (used+float64(waiting))/(orDefault(l.KVShare, defaultKVShare)*capacity))
+	d.Endpoints = max(busy+float64(tokens)/(rate*horizonSeconds), (used+float64(tokens))/(orDefault(l.KVShare, defaultKVShare)*capacity))
+	if l.Requests > 0 {
+		d.Endpoints = max(d.Endpoints, float64(requests)/float64(l.Requests))
+	}
 	return d
 }
 

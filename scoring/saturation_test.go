@@ -99,25 +99,29 @@ func TestDemand(t *testing.T) {
 	p := newPolicy(t, Config{})
 	tab := newTable(t, 4, nil)
 	rows := tab.Load().Rows
-	if d := p.Demand(rows, now, &Limits{}, 0); d.Ready != 4 || d.Endpoints != 0 {
+	if d := p.Demand(rows, now, &Limits{}, 0, 0); d.Ready != 4 || d.Endpoints != 0 {
 		t.Errorf("idle: %+v", d)
 	}
 	// half of one's KV, reserved on two
 	for i := range 2 {
 		rows[i].Book(new(pool.Booking), pool.Claim{KVTokens: 421_000 * 45 / 100, At: now})
 	}
-	if d := p.Demand(rows, now, &Limits{}, 0); d.Endpoints < 0.99 || d.Endpoints > 1.01 {
+	if d := p.Demand(rows, now, &Limits{}, 0, 0); d.Endpoints < 0.99 || d.Endpoints > 1.01 {
 		t.Errorf("two endpoints half full: %+v; want 1", d)
 	}
+	// two run, four wait, and each endpoint may have one
+	if d := p.Demand(rows, now, &Limits{Requests: 1}, 4, 4); d.Endpoints != 6 {
+		t.Errorf("six requests, one an endpoint: %+v; want 6", d)
+	}
 	// what waits needs six more to be prefilled in 10 s
-	if d := p.Demand(rows, now, &Limits{}, 6*200_000); d.Endpoints < 6 {
+	if d := p.Demand(rows, now, &Limits{}, 6, 6*200_000); d.Endpoints < 6 {
 		t.Errorf("with 1.2 M tokens waiting: %+v; want 6 at least", d)
 	}
 	tab.SetState(rows[0].Endpoint, pool.Unreachable, true, now)
-	if d := p.Demand(tab.Load().Rows, now, &Limits{}, 0); d.Ready != 3 {
+	if d := p.Demand(tab.Load().Rows, now, &Limits{}, 0, 0); d.Ready != 3 {
 		t.Errorf("one down: %+v; want 3 ready", d)
 	}
-	if d := p.Demand(nil, now, &Limits{}, 1); d.Ready != 0 || d.Endpoints <= 0 {
+	if d := p.Demand(nil, now, &Limits{}, 1, 1); d.Ready != 0 || d.Endpoints <= 0 {
 		t.Errorf("no endpoint and a request: %+v; want more than none", d)
 	}
 }

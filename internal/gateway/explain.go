@@ -13,7 +13,7 @@ import (
 
 // Explain tells how a request with this body to this path would be decided now. It books nothing.
 func (g *Gateway) Explain(path string, body []byte) (scoring.Explanation, error) {
-	return g.decides.Load().explain(g.table.Load(), g.now(), path, body)
+	return g.decides.Load().explain(g.table.Load(), g.now(), path, body, g.handler)
 }
 
 // Explain tells how a request with this body to this path is decided on s at now by its pool's policy, with no rules or
@@ -23,11 +23,12 @@ func Explain(s *pool.Snapshot, now pool.Instant, path string, body []byte, polic
 	for i := range s.Pools {
 		d.policies[s.Pools[i].Name] = policy(s.Pools[i].Name)
 	}
-	return d.explain(s, now, path, body)
+	return d.explain(s, now, path, body, nil)
 }
 
-// explain tells how a request with this body to this path, and no header fields, is decided on s at now.
-func (d *decider) explain(s *pool.Snapshot, now pool.Instant, path string, body []byte) (scoring.Explanation, error) {
+// explain tells how a request with this body to this path, and no header fields, is decided on s at now, and whether it
+// waits in h, which may be nil.
+func (d *decider) explain(s *pool.Snapshot, now pool.Instant, path string, body []byte, h *proxy.Handler) (scoring.Explanation, error) {
 	route, ok := openai.FindRoute([]byte("POST"), []byte(path))
 	if !ok || route.Kind != openai.KindJSON {
 		return scoring.Explanation{}, fmt.Errorf("path %s: nothing is decided there; try /v1/chat/completions", path)
@@ -61,10 +62,29 @@ func (d *decider) explain(s *pool.Snapshot, now pool.Instant, path string, body 
 	proxy.FillQuery(&q, &peek.Facts, body, target, p, nil)
 	x := p.Explain(&q, s, now)
 	x.Pool = name
+	if h != nil {
+		x.Waits, x.Waiting = h.Waits(name, &q, s, now)
+	}
+	x.FallsBack = d.fallsBack(&named, s, now, &nq, &peek.Facts, body)
 	if len(steps) != 1 || steps[0].By != names.Served.String() {
 		x.Asked, x.Resolved = string(peek.Model), describe(steps)
 	}
 	return x, nil
+}
+
+// fallsBack lists the models of the chain behind named that may take the request.
+func (d *decider) fallsBack(named *names.Route, s *pool.Snapshot, now pool.Instant, nq *names.Request, facts *openai.Facts, body []byte) (out []scoring.Fallback) {
+	next := *named
+	for next.HasFallback() && d.names.FallBack(&next, s, nq) {
+		f := scoring.Fallback{Model: next.Target.Name, Pool: s.Pools[next.Target.Pool].Name}
+		if p := d.policy(&next, f.Pool); p != nil {
+			var q scoring.Request
+			proxy.FillQuery(&q, facts, body, next.Target, p, nil)
+			f.Chosen = p.Explain(&q, s, now).Chosen
+		}
+		out = append(out, f)
+	}
+	return out
 }
 
 // describe tells the steps from a name to a model.
@@ -79,7 +99,11 @@ func describe(steps []names.Step) (out []string) {
 			fmt.Fprintf(&b, " → %s", s.To)
 		}
 		if s.Share > 0 {
-			fmt.Fprintf(&b, " (%.3g%% of requests)", 100*s.Share)
+			fmt.Fprintf(&b, " (%.3g%% of requests", 100*s.Share)
+			for _, o := range s.Others {
+				fmt.Fprintf(&b, "; %s has weight %g", o.Model, o.Weight)
+			}
+			b.WriteByte(')')
 		}
 		out = append(out, b.String())
 	}

@@ -2,7 +2,10 @@ package gateway
 
 import (
 	"context"
+	"io"
+	"net/http"
 	"strings"
+	"sync"
 	"testing"
 
 	"kvgate/config"
@@ -94,6 +97,7 @@ func TestRules(t *testing.T) {
   rules:
     - {model: canary, split: [{model: gpt, weight: 3}, {model: small, weight: 1}], sticky: session}
     - {model: quick, to: gpt, policy: round_robin, timeouts: {total: 9s}}
+    - {model: safe, to: big, fallback: [small]}
 `, Options{})
 	ask := func(model string, want int, text string) {
 		t.Helper()
@@ -117,7 +121,8 @@ func TestRules(t *testing.T) {
 			}
 		}
 	}
-	explain("canary", "canary: rule names.rules[0] → ", "% of requests)", "<- chosen")
+	explain("canary", "canary: rule names.rules[0] → ", "% of requests; ", " has weight ", "<- chosen")
+	explain("safe", "safe: rule names.rules[2] → big\n", "if it can't take it: small, at q/"+b.Addr()+"\n", "<- chosen")
 	explain("quick", "quick: rule names.rules[1] → gpt\ngpt: alias → big\n", "policy round_robin")
 	explain("big:sql", "big:sql: base:adapter → sql\n", "policy auto")
 	g.write(text + "names: {default_pool: q}\n")
@@ -132,4 +137,36 @@ func TestRules(t *testing.T) {
 		!strings.Contains(p.Problems.Error(), `names.rules[0].fallback[1]: no endpoint serves "nobody"`) {
 		t.Errorf("%v", p.Problems)
 	}
+}
+
+// Explain says so where a request would wait for room, and behind how many.
+func TestExplainWaits(t *testing.T) {
+	a := sim(t, modelsim.Options{Speedup: 1})
+	g := start(t, onePool(a.URL())+"    admission: {endpoint_requests: 1}\n", Options{})
+	explain := func() string {
+		_, body := post(t, "http://"+g.AdminAddr()+"/debug/explain?format=text", chat(baseModel, true, 2))
+		return body
+	}
+	if body := explain(); strings.Contains(body, "it waits") || !strings.Contains(body, "<- chosen") {
+		t.Errorf("with nothing running: %s", body)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	for range 3 {
+		wg.Go(func() {
+			r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+g.Addr()+"/v1/chat/completions", strings.NewReader(chat(baseModel, true, 100_000)))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if resp, err := http.DefaultClient.Do(r); err == nil {
+				_, _ = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+			}
+		})
+	}
+	eventually(t, "two wait", func() bool { return strings.Contains(explain(), "it waits until one of these has room, with 2 others") })
 }

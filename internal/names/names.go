@@ -39,8 +39,8 @@ const (
 
 // A Choice is one of the models that a rule sends requests to.
 type Choice struct {
-	Model  string
-	Weight float64 // relative to the others'; 0 gets none
+	Model  string  `json:"model"`
+	Weight float64 `json:"weight"` // relative to the others'; 0 gets none
 
 	hash uint64
 }
@@ -247,6 +247,8 @@ type Step struct {
 	Rule *int32 `json:"rule,omitempty"` // its number in the configuration
 	// Share is the share of requests that a rule sends this way, where it sends some another way; 0 otherwise.
 	Share float64 `json:"share,omitempty"`
+	// Others are the rule's other choices, and their weights, as they are configured.
+	Others []Choice `json:"others,omitempty"`
 }
 
 // Explain is Resolve, and tells its steps.
@@ -298,7 +300,13 @@ func (r *Resolver) follow(t *Route, s *pool.Snapshot, q *Request, name string, d
 		}
 		if steps != nil {
 			n := i
-			note(steps, Step{Name: name, By: ByRule.String(), To: to, Rule: &n, Share: share})
+			step := Step{Name: name, By: ByRule.String(), To: to, Rule: &n, Share: share}
+			for _, c := range rule.To {
+				if c.Model != to {
+					step.Others = append(step.Others, c)
+				}
+			}
+			note(steps, step)
 		}
 		if to != name {
 			r.follow(t, s, q, to, depth+1, steps)
