@@ -65,6 +65,11 @@ type Config struct {
 	Quotas Quotas `yaml:"quotas"`
 	// Usage says where records of usage go. Without a file or webhook, none are made.
 	Usage *Usage `yaml:"usage" example:""`
+	// Metrics is about the gateway's own metrics.
+	Metrics Metrics `yaml:"metrics" restart:"true"`
+	// Tracing sends spans to an OpenTelemetry collector. Without it there are none, and what clients send of traces is passed
+	// on as it is.
+	Tracing *Tracing `yaml:"tracing" example:"" restart:"true"`
 	// Pools are the groups of endpoints; each serves one base model. At least one is required, and it needs a name and
 	// a discovery source; everything else in this file may be left out.
 	Pools []Pool `yaml:"pools"`
@@ -94,6 +99,12 @@ type Admin struct {
 	Token Secret `yaml:"token" example:"${KVGATE_ADMIN_TOKEN}"`
 	// TokenFile holds that token instead, in a file; white space around it is ignored.
 	TokenFile string `yaml:"token_file" example:"/etc/kvgate/admin.token" path:"read"`
+}
+
+// Metrics is about the gateway's own metrics, on the admin listener under /metrics.
+type Metrics struct {
+	// NativeHistograms gives histograms native buckets (Prometheus 2.40 or newer, asked for in protobuf) besides the usual ones.
+	NativeHistograms bool `yaml:"native_histograms"`
 }
 
 // Log says what is logged and how.

@@ -66,6 +66,7 @@ func (d *decoder) validate() {
 		}
 		d.wrong(d.first("admin.listen", "listen"), of("admin.listen", c.Admin.Listen)+" collides with "+of("listen", c.Listen), "use another port for one of the two")
 	}
+	d.tracing(c.Tracing)
 	d.bearer("admin.token", "token", &c.Admin.Token, c.Admin.TokenFile)
 	if n := len(c.Admin.Token.Reveal()); n > 0 && n < minTokenBytes {
 		d.warn(d.first("admin.token_file", "admin.token"), fmt.Sprintf("the token has %d characters, which can be guessed", n), "openssl rand -hex 24 makes one")
@@ -649,6 +650,9 @@ func (d *decoder) inputs(data []byte) string {
 		part([]byte(u.Webhook.Token.Reveal()))
 	}
 	part([]byte(d.root.Admin.Token.Reveal()))
+	if t := d.root.Tracing; t != nil {
+		part([]byte(t.Authorization.Reveal()))
+	}
 	for _, p := range d.root.Pools {
 		part([]byte(p.APIKey.Reveal()))
 		if t := p.TLS; t != nil {

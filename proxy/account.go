@@ -114,6 +114,7 @@ func (x *exchange) record(f *failure) {
 		r.InputTokens, r.OutputTokens, r.CachedTokens = u.InputTokens, u.OutputTokens, u.CachedTokens
 	}
 	x.recordTimes(r)
+	r.Trace = x.trace.TraceContext
 	d := &x.decision
 	if d.Endpoint == nil {
 		return
@@ -238,7 +239,7 @@ func (x *exchange) reset() {
 	}
 	x.wantsStream, x.retryTaken, x.scanning, x.chunkedOut, x.committed, x.debug = false, false, false, false, false, false
 	x.firstToken, x.sentAt, x.readAt = time.Time{}, time.Time{}, time.Time{}
-	x.rec = telemetry.Record{}
+	x.rec, x.trace = telemetry.Record{}, traced{}
 	if cap(x.prefix) > 256 {
 		x.prefix = nil
 	}

@@ -151,6 +151,10 @@ type Options struct {
 	DebugHeaders     bool   // X-Kvgate-* and Server-Timing on every answer
 	DebugHeader      string // request header that asks for them; "": none
 
+	// Trace has requests take part in distributed traces, and Record.Trace filled in; TraceRatio is the share of requests
+	// sampled, 0..1, where the caller doesn't say.
+	Trace      bool
+	TraceRatio float64
 	// Explainer keeps explanations of some decisions; nil: nobody does.
 	Explainer Explainer
 	// OnModelGone is told when an endpoint answered that it doesn't have a model that it was believed to have, so that
@@ -395,6 +399,7 @@ type exchange struct {
 	readAt     time.Time     // when the request had been read; zero: not yet
 	dialing    time.Duration // waited for connections to be made
 	explained  uint64        // see Explainer
+	trace      traced
 
 	rec telemetry.Record
 }
@@ -501,6 +506,8 @@ func (x *exchange) begin(ctx *fasthttp.RequestCtx) {
 // findHeaders looks for the client's fields that mean something to the handler itself.
 func (x *exchange) findHeaders() {
 	x.requestID = nil
+	var parent []byte
+	parents := 0
 	for rest := x.raw; ; {
 		_, name, value, next := nextField(rest)
 		if len(name) == 0 {
@@ -508,6 +515,9 @@ func (x *exchange) findHeaders() {
 		}
 		rest = next
 		switch {
+		case x.h.opts.Trace && len(name) == len("traceparent") && fieldNamed(name) == fTraceparent:
+			parents++
+			parent = value
 		case len(name) == 12 && fieldNamed(name) == fRequestID:
 			if !x.h.opts.ReplaceRequestID && validRequestID(value) {
 				x.requestID = value
@@ -518,6 +528,12 @@ func (x *exchange) findHeaders() {
 	}
 	if x.requestID == nil {
 		x.requestID = appendRequestID(x.idBuf[:0])
+	}
+	if x.h.opts.Trace {
+		if parents > 1 {
+			parent = nil // whose trace it is can't be said
+		}
+		x.trace.TraceContext, x.trace.continued = telemetry.NewTrace(parent, x.h.opts.TraceRatio)
 	}
 }
 
@@ -712,6 +728,10 @@ func (x *exchange) fillRequestHead(h *requestHead, ep *endpoint) {
 		length:      len(x.forwardBody()),
 		hasBody:     x.ctx.IsPost() || x.ctx.IsPut() || x.ctx.IsPatch(),
 		plain:       x.rewrites(),
+	}
+	if x.h.opts.Trace {
+		x.trace.attempt = x.attempt
+		h.trace = &x.trace
 	}
 	if x.routes.ModelHeaders {
 		h.told = x.query.Target

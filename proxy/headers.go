@@ -26,6 +26,8 @@ const (
 	fContentEncoding
 	fRetryAfter
 	fRequestID
+	fTraceparent
+	fTracestate
 	fForwarded // Forwarded, X-Forwarded-*, X-Real-IP
 	fForwardedFor
 	fLocation
@@ -47,6 +49,8 @@ var fieldNames = map[field][]string{
 	fContentEncoding:  {"content-encoding"},
 	fRetryAfter:       {"retry-after"},
 	fRequestID:        {"x-request-id"},
+	fTraceparent:      {"traceparent"},
+	fTracestate:       {"tracestate"},
 	fForwarded:        {"forwarded", "x-real-ip"},
 	fForwardedFor:     {"x-forwarded-for"},
 	fLocation:         {"location"},
@@ -139,7 +143,8 @@ type requestHead struct {
 	apiKey         string // replaces the client's Authorization; "" keeps it
 	dropAuth       bool   // the client's Authorization and API keys go no further
 	requestID      []byte
-	rank           int32 // number of the data-parallel engine, from 1; 0 names none
+	trace          *traced // nil: what the client says of traces goes on as it is
+	rank           int32   // number of the data-parallel engine, from 1; 0 names none
 	forwarded      forwardedMode
 	clientIP       []byte
 	clientHost     []byte
@@ -173,6 +178,10 @@ func appendRequestHead(dst []byte, h *requestHead) []byte {
 		keep := true
 		switch fieldNamed(name) {
 		case fOther, fContentType, fContentEncoding, fRetryAfter, fLocation:
+		case fTraceparent:
+			keep = h.trace == nil
+		case fTracestate:
+			keep = h.trace == nil || h.trace.continued
 		case fAuthorization:
 			keep = !h.dropAuth && h.apiKey == ""
 		case fAPIKey:
@@ -231,6 +240,9 @@ func appendRequestHead(dst []byte, h *requestHead) []byte {
 	}
 	dst = append(dst, "X-Request-Id: "...)
 	dst = append(dst, h.requestID...)
+	if h.trace != nil {
+		dst = h.trace.AppendTraceparent(append(dst, "\r\nTraceparent: "...), h.trace.attempt)
+	}
 	if h.rank > 0 {
 		dst = append(dst, "\r\nX-data-parallel-rank: "...)
 		dst = strconv.AppendInt(dst, int64(h.rank-1), 10)

@@ -14,6 +14,13 @@ type Explainer interface {
 	Explain(p *scoring.Policy, q *scoring.Request, s *pool.Snapshot, now pool.Instant) uint64
 }
 
+// traced is a request's part in a distributed trace.
+type traced struct {
+	telemetry.TraceContext
+	continued bool // it is the caller's, and so is what comes as tracestate
+	attempt   int  // from 0
+}
+
 // explain has the decision that is about to be made explained.
 func (x *exchange) explain(s *pool.Snapshot, now pool.Instant) {
 	if e := x.h.opts.Explainer; e != nil && x.attempt == 0 && x.pinned == nil {

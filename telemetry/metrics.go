@@ -33,6 +33,8 @@ type Options struct {
 	MaxModels int
 	// KeepUnserved is how long a name that is no longer served keeps its series after its last request (default 1 hour).
 	KeepUnserved time.Duration
+	// Native gives histograms native buckets besides the advised ones, for scrapers that ask for them.
+	Native bool
 }
 
 const (
@@ -47,11 +49,11 @@ type Metrics struct {
 	opts     Options
 	registry *prometheus.Registry
 
-	requests, tokens, attempts, bytesIn, bytesOut, scrapes *prometheus.CounterVec
-	duration, firstToken, perToken, queue, decision, ratio *prometheus.HistogramVec
-	scrapeDuration                                         prometheus.Histogram
-	reloadOK, reloadAt, draining                           prometheus.Gauge
-	folded                                                 prometheus.Counter
+	requests, tokens, attempts, bytesIn, bytesOut, scrapes           *prometheus.CounterVec
+	duration, firstToken, perToken, queue, decision, ratio, overhead *prometheus.HistogramVec
+	scrapeDuration                                                   prometheus.Histogram
+	reloadOK, reloadAt, draining                                     prometheus.Gauge
+	folded                                                           prometheus.Counter
 
 	// Handles, so that counting a request hashes a few short strings and no label sets. Readers load the maps without a
 	// lock; writers copy them under mu. They grow with configured and served names and at most MaxModels others.
@@ -82,7 +84,7 @@ type outcomeCounter struct {
 
 type poolSeries struct {
 	queue, decision   prometheus.Observer
-	ratio             prometheus.Observer
+	ratio, overhead   prometheus.Observer
 	bytesIn, bytesOut prometheus.Counter
 }
 
@@ -116,7 +118,11 @@ func New(o Options) *Metrics {
 		return v
 	}
 	histograms := func(d *Definition) *prometheus.HistogramVec {
-		v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: d.Name, Help: d.Help, Buckets: d.Buckets}, d.Labels)
+		ho := prometheus.HistogramOpts{Name: d.Name, Help: d.Help, Buckets: d.Buckets}
+		if o.Native {
+			ho.NativeHistogramBucketFactor, ho.NativeHistogramMaxBucketNumber, ho.NativeHistogramMinResetDuration = 1.1, 100, time.Hour
+		}
+		v := prometheus.NewHistogramVec(ho, d.Labels)
 		m.registry.MustRegister(v)
 		return v
 	}
@@ -128,6 +134,7 @@ func New(o Options) *Metrics {
 	m.requests, m.tokens, m.attempts = counters(Requests), counters(Tokens), counters(Attempts)
 	m.bytesIn, m.bytesOut, m.scrapes = counters(RequestBytes), counters(ResponseBytes), counters(Scrapes)
 	m.duration, m.firstToken, m.perToken = histograms(RequestDuration), histograms(TimeToFirstToken), histograms(TimePerOutputToken)
+	m.overhead = histograms(Overhead)
 	m.queue, m.decision, m.ratio = histograms(QueueDuration), histograms(DecisionDuration), histograms(PredictionRatio)
 	m.reloadOK, m.reloadAt, m.draining = gauge(ReloadSuccessful), gauge(ReloadTimestamp), gauge(Draining)
 	m.folded = counters(LabelsFolded).WithLabelValues()
@@ -181,6 +188,9 @@ func (m *Metrics) Observe(r *Record) {
 	if r.Decided {
 		p.queue.Observe(r.QueueSeconds)
 		p.decision.Observe(r.DecisionSeconds)
+		if r.OverheadSeconds > 0 {
+			p.overhead.Observe(r.OverheadSeconds)
+		}
 		if r.PredictedSeconds > 0 && r.AnsweredSeconds > 0 && r.Status < 400 {
 			p.ratio.Observe(r.AnsweredSeconds / r.PredictedSeconds)
 		}
@@ -302,7 +312,7 @@ func (m *Metrics) pool(name string) *poolSeries {
 	defer m.mu.Unlock()
 	name = strings.Clone(name)
 	p := &poolSeries{
-		queue: m.queue.WithLabelValues(name), decision: m.decision.WithLabelValues(name), ratio: m.ratio.WithLabelValues(name),
+		queue: m.queue.WithLabelValues(name), decision: m.decision.WithLabelValues(name), ratio: m.ratio.WithLabelValues(name), overhead: m.overhead.WithLabelValues(name),
 		bytesIn: m.bytesIn.WithLabelValues(name), bytesOut: m.bytesOut.WithLabelValues(name),
 	}
 	next := maps.Clone(*m.pools.Load())

@@ -1,5 +1,7 @@
 package telemetry
 
+import "strings"
+
 // A Kind is the type of a metric.
 type Kind string
 
@@ -19,6 +21,49 @@ type Definition struct {
 	// OTel is the OpenTelemetry GenAI metric that says the same, or "".
 	OTel    string
 	Buckets []float64 // of histograms
+	// Query is a PromQL expression that is worth asking; "" is the obvious one, see [Definition.Example].
+	Query string
+}
+
+// Unit is what the values are counted in, by the end of the name.
+func (d *Definition) Unit() string {
+	name := strings.TrimSuffix(d.Name, "_total")
+	for _, u := range []string{"timestamp_seconds", "seconds", "bytes", "tokens", "ratio", "requests"} {
+		if strings.HasSuffix(name, "_"+u) {
+			if u == "timestamp_seconds" {
+				return "Unix time"
+			}
+			return u
+		}
+	}
+	if d.Kind == Counter {
+		return strings.ReplaceAll(name[strings.LastIndexByte(name, '_')+1:], "_", " ")
+	}
+	return "1"
+}
+
+// Example is a PromQL expression that shows the metric as people look at it.
+func (d *Definition) Example() string {
+	if d.Query != "" {
+		return d.Query
+	}
+	by := ""
+	if len(d.Labels) > 0 {
+		by = d.Labels[0]
+	}
+	switch {
+	case d.Kind == Counter && by != "":
+		return "sum by (" + strings.Join(d.Labels, ", ") + ") (rate(" + d.Name + "[5m]))"
+	case d.Kind == Counter:
+		return "rate(" + d.Name + "[5m])"
+	case d.Kind == Histogram && by != "":
+		return "histogram_quantile(0.99, sum by (le, " + by + ") (rate(" + d.Name + "_bucket[5m])))"
+	case d.Kind == Histogram:
+		return "histogram_quantile(0.99, sum by (le) (rate(" + d.Name + "_bucket[5m])))"
+	case by != "":
+		return "max by (" + by + ") (" + d.Name + ")"
+	}
+	return "max(" + d.Name + ")"
 }
 
 // Labels.
@@ -45,6 +90,7 @@ var (
 	perOutputTokenBuckets = []float64{0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5}
 	decisionBuckets       = []float64{1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2}
 	predictionBuckets     = []float64{0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 4, 10}
+	overheadBuckets       = []float64{1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0.1}
 	scrapeBuckets         = []float64{0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5}
 )
 
@@ -52,7 +98,8 @@ var (
 var (
 	Requests = def(Definition{
 		Name: "kvgate_requests_total", Kind: Counter, Labels: []string{LabelPool, LabelModel, LabelOutcome, LabelCode},
-		Help: "Requests that have ended, by how. The pool is empty when the model was not resolved.",
+		Help:  "Requests that have ended, by how. The pool is empty when the model was not resolved.",
+		Query: `sum by (pool) (rate(kvgate_requests_total{outcome!~"ok|client_gone"}[5m])) / sum by (pool) (rate(kvgate_requests_total[5m]))`,
 	})
 	RequestDuration = def(Definition{
 		Name: "kvgate_request_duration_seconds", Kind: Histogram, Labels: []string{LabelPool, LabelModel}, Buckets: durationBuckets,
@@ -69,6 +116,7 @@ var (
 	Tokens = def(Definition{
 		Name: "kvgate_tokens_total", Kind: Counter, Labels: []string{LabelPool, LabelModel, LabelType},
 		Help: "Tokens as the servers counted them: input, output, and cached, which is a part of input.", OTel: "gen_ai.client.token.usage",
+		Query: `sum by (pool) (rate(kvgate_tokens_total{type="cached"}[5m])) / sum by (pool) (rate(kvgate_tokens_total{type="input"}[5m]))`,
 	})
 	QueueDuration = def(Definition{
 		Name: "kvgate_queue_duration_seconds", Kind: Histogram, Labels: []string{LabelPool}, Buckets: firstTokenBuckets,
@@ -80,11 +128,17 @@ var (
 	})
 	PredictionRatio = def(Definition{
 		Name: "kvgate_first_token_prediction_ratio", Kind: Histogram, Labels: []string{LabelPool}, Buckets: predictionBuckets,
-		Help: "Time from sending a streamed request to the first token of its answer, over what was predicted when it was chosen for: 1 is exact.",
+		Help:  "Time from sending a streamed request to the first token of its answer, over what was predicted when it was chosen for: 1 is exact.",
+		Query: `histogram_quantile(0.5, sum by (le, pool) (rate(kvgate_first_token_prediction_ratio_bucket[5m])))`,
+	})
+	Overhead = def(Definition{
+		Name: "kvgate_overhead_seconds", Kind: Histogram, Labels: []string{LabelPool}, Buckets: overheadBuckets,
+		Help: "The gateway's own time per request until it was on its way: from its last byte read to its last byte written to the endpoint, without waits for admission, connections and endpoints tried before.",
 	})
 	Attempts = def(Definition{
 		Name: "kvgate_attempts_total", Kind: Counter, Labels: []string{LabelEndpoint, LabelOutcome},
-		Help: "Tries of requests against endpoints, by how they ended.",
+		Help:  "Tries of requests against endpoints, by how they ended.",
+		Query: `sum by (endpoint) (rate(kvgate_attempts_total{outcome!="ok"}[5m]))`,
 	})
 	RequestBytes = def(Definition{
 		Name: "kvgate_request_body_bytes_total", Kind: Counter, Labels: []string{LabelPool},
@@ -97,7 +151,8 @@ var (
 
 	EndpointUp = def(Definition{
 		Name: "kvgate_endpoint_up", Kind: Gauge, Labels: []string{LabelEndpoint},
-		Help: "1 if the endpoint is neither down, draining, asleep, not_ready nor ejected.",
+		Help:  "1 if the endpoint is neither down, draining, asleep, not_ready nor ejected.",
+		Query: `count by (job) (kvgate_endpoint_up == 0)`,
 	})
 	EndpointInflight = def(Definition{
 		Name: "kvgate_endpoint_inflight_requests", Kind: Gauge, Labels: []string{LabelEndpoint},
@@ -109,11 +164,13 @@ var (
 	})
 	EndpointKVUtilization = def(Definition{
 		Name: "kvgate_endpoint_kv_cache_utilization_ratio", Kind: Gauge, Labels: []string{LabelEndpoint},
-		Help: "Share of the KV cache in use when the endpoint was last scraped, 0..1. Absent when unknown.",
+		Help:  "Share of the KV cache in use when the endpoint was last scraped, 0..1. Absent when unknown.",
+		Query: `topk(5, kvgate_endpoint_kv_cache_utilization_ratio)`,
 	})
 	EndpointKVCapacity = def(Definition{
 		Name: "kvgate_endpoint_kv_capacity_tokens", Kind: Gauge, Labels: []string{LabelEndpoint},
-		Help: "Tokens the KV cache holds. Absent when unknown.",
+		Help:  "Tokens the KV cache holds. Absent when unknown.",
+		Query: `sum(kvgate_endpoint_kv_capacity_tokens * (1 - kvgate_endpoint_kv_cache_utilization_ratio))`,
 	})
 	EndpointWaiting = def(Definition{
 		Name: "kvgate_endpoint_waiting_requests", Kind: Gauge, Labels: []string{LabelEndpoint},
@@ -129,11 +186,13 @@ var (
 	})
 	ScrapeAge = def(Definition{
 		Name: "kvgate_scrape_age_seconds", Kind: Gauge, Labels: []string{LabelEndpoint},
-		Help: "Age of what is known of the endpoint. Absent before the first scrape.",
+		Help:  "Age of what is known of the endpoint. Absent before the first scrape.",
+		Query: `kvgate_scrape_age_seconds > 10`,
 	})
 	Scrapes = def(Definition{
 		Name: "kvgate_scrapes_total", Kind: Counter, Labels: []string{LabelEndpoint, LabelResult},
-		Help: "Scrapes of metrics pages, by result: ok, or what went wrong.",
+		Help:  "Scrapes of metrics pages, by result: ok, or what went wrong.",
+		Query: `sum by (endpoint, result) (rate(kvgate_scrapes_total{result!="ok"}[5m]))`,
 	})
 	ScrapeDuration = def(Definition{
 		Name: "kvgate_scrape_duration_seconds", Kind: Histogram, Buckets: scrapeBuckets,
@@ -183,11 +242,13 @@ var (
 	})
 	ReloadSuccessful = def(Definition{
 		Name: "kvgate_config_last_reload_successful", Kind: Gauge,
-		Help: "1 if the last attempt to load the configuration succeeded.",
+		Help:  "1 if the last attempt to load the configuration succeeded.",
+		Query: `kvgate_config_last_reload_successful == 0`,
 	})
 	ReloadTimestamp = def(Definition{
 		Name: "kvgate_config_last_reload_success_timestamp_seconds", Kind: Gauge,
-		Help: "When the configuration in use was loaded, Unix time.",
+		Help:  "When the configuration in use was loaded, Unix time.",
+		Query: `time() - kvgate_config_last_reload_success_timestamp_seconds`,
 	})
 	Draining = def(Definition{
 		Name: "kvgate_draining", Kind: Gauge,
@@ -199,7 +260,8 @@ var (
 	})
 	BuildInfo = def(Definition{
 		Name: "kvgate_build_info", Kind: Gauge, Labels: []string{"version", "revision", "goversion"},
-		Help: "1, with what was built.",
+		Help:  "1, with what was built.",
+		Query: `count by (version) (kvgate_build_info)`,
 	})
 )
 

@@ -64,6 +64,7 @@ type Record struct {
 	AnsweredSeconds  float64 // the same as it was; 0 if it was not seen
 	AdapterResident  bool    // the adapter was believed to be loaded there
 
+	Trace TraceContext // of a distributed trace; zero where there is none
 	// Explained is the number under which the explanation of the first decision was kept; 0 if none was.
 	Explained uint64
 }

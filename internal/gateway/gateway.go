@@ -25,6 +25,7 @@ import (
 	"kvgate/discovery"
 	"kvgate/internal/admin"
 	"kvgate/internal/auth"
+	"kvgate/internal/tracing"
 	"kvgate/internal/version"
 	"kvgate/metrics"
 	"kvgate/pool"
@@ -69,6 +70,7 @@ type Gateway struct {
 	metrics   *telemetry.Metrics
 	recent    *telemetry.Recent
 	explainer *explainer
+	tracer    *tracing.Tracer // nil: nothing is traced
 	handler   *proxy.Handler
 	server    *proxy.Server
 	scrapers  *metrics.Manager
@@ -139,7 +141,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 	g.decides.Store(b.decider())
 	// A page of observations is published at a time: with many endpoints, each by itself would copy the table too often.
 	g.table = pool.NewTable(b.pools, pool.Options{PublishEvery: publishEvery})
-	g.metrics = telemetry.New(telemetry.Options{Table: g.table, Now: g.now, Sources: g.sources, Usage: func() telemetry.Usage { return g.server.Usage() }})
+	g.metrics = telemetry.New(telemetry.Options{Table: g.table, Now: g.now, Native: cfg.Metrics.NativeHistograms, Sources: g.sources, Usage: func() telemetry.Usage { return g.server.Usage() }})
 	g.metrics.SetReload(true, time.Now())
 	g.recent = telemetry.NewRecent(o.Recent)
 	g.explainer = newExplainer(cfg.Debug.ExplainShare, g.log)
@@ -149,6 +151,12 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 	sinks := telemetry.Sinks{g.metrics, g.logs, g.recent}
 	if o.Sink != nil {
 		sinks = append(sinks, o.Sink)
+	}
+	if g.tracer, err = newTracer(cfg.Tracing, g.log); err != nil {
+		return nil, err
+	}
+	if g.tracer != nil {
+		sinks = append(sinks, g.tracer)
 	}
 	if err := g.newDataPath(cfg, b, sinks); err != nil {
 		return nil, err
@@ -192,9 +200,10 @@ func (g *Gateway) newDataPath(cfg *config.Config, b *parts, sink telemetry.Sink)
 			ResponseHeaderBytes: int(cfg.Limits.ResponseHeaderBytes),
 		},
 		Forwarded: cfg.Headers.Forwarded, ReplaceRequestID: cfg.Headers.RequestID == "replace",
-		OnReached:    g.onReached,
-		OnModelGone:  func(e *pool.Endpoint) { g.scrapers.ReadModels(e) },
-		Explainer:    g.explainer,
+		OnReached:   g.onReached,
+		OnModelGone: func(e *pool.Endpoint) { g.scrapers.ReadModels(e) },
+		Explainer:   g.explainer,
+		Trace:       g.tracer != nil, TraceRatio: traceRatio(cfg.Tracing),
 		DebugHeaders: cfg.Debug.Headers, DebugHeader: cfg.Debug.RequestHeader,
 	})
 	if err != nil {
@@ -373,6 +382,7 @@ func (g *Gateway) close(cut context.Context) {
 		g.scrapers.Stop()
 		g.handler.Close()
 		g.closeTokens()
+		g.closeTracer()
 		g.closeListeners()
 	})
 }

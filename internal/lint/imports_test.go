@@ -33,6 +33,7 @@ var allowed = map[string]string{
 	"internal/modelsim": "openai",
 	"internal/admin":    "pool openai scoring telemetry config metrics internal/version",
 	"internal/top":      "internal/admin",
+	"internal/tracing":  "telemetry",
 	"internal/gateway":  "*",
 	"internal/cli":      "*",
 	"internal/demo":     "*",
@@ -43,6 +44,7 @@ var allowed = map[string]string{
 // only says who alone may import a package from outside, tests aside.
 var only = map[string][]string{
 	"github.com/valyala/fasthttp": {"proxy", "internal/modelsim", "bench", "test"},
+	"go.opentelemetry.io":         {"internal/tracing", "test"},
 	"github.com/gdamore/tcell/v2": {"internal/top", "internal/cli"},
 	"github.com/spf13/cobra":      {"internal/cli", "bench"},
 	"gopkg.in/yaml.v3":            {"config", "discovery"},

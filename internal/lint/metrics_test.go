@@ -44,8 +44,8 @@ that are configured or served always appear, names that clients make up fold int
 the series of an endpoint go when it has left the table. Where OpenTelemetry's GenAI conventions have a metric that says the
 same, it is named, and the buckets are the advised ones.
 
-| name | type | labels | meaning | OpenTelemetry |
-|---|---|---|---|---|
+| name | type | unit | labels | meaning | OpenTelemetry |
+|---|---|---|---|---|---|
 `)
 	for _, d := range telemetry.Definitions() {
 		var labels []string
@@ -56,8 +56,21 @@ same, it is named, and the buckets are the advised ones.
 		if d.OTel != "" {
 			otel = "`" + d.OTel + "`"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", d.Name, d.Kind, strings.Join(labels, " "), strings.ReplaceAll(d.Help, "|", `\|`), otel)
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s |\n", d.Name, d.Kind, d.Unit(), strings.Join(labels, " "), strings.ReplaceAll(d.Help, "|", `\|`), otel)
 	}
+	b.WriteString("\n## What to ask\n\nOne PromQL expression for each.\n\n| metric | expression |\n|---|---|\n")
+	for _, d := range telemetry.Definitions() {
+		fmt.Fprintf(&b, "| `%s` | `%s` |\n", d.Name, strings.ReplaceAll(d.Example(), "|", `\|`))
+	}
+	b.WriteString(`
+## OpenTelemetry
+
+Metrics with a name in the last column of the first table mean what the GenAI conventions say and have the buckets that they
+advise. Their attributes are these labels: ` + "`gen_ai.request.model` is `model`, `gen_ai.token.type` is `type` (`input`, `output`), `error.type` is `outcome`\nother than `ok`, `server.address` is `endpoint`" + `. A collector's Prometheus receiver with a metric transform renames them. Spans carry
+the conventions' own names: see [tracing.md](tracing.md).
+
+With ` + "`metrics.native_histograms: true`" + `, histograms have native buckets too, for a Prometheus that scrapes protobuf.
+`)
 	b.WriteString("\n# The access log\n\nOne JSON object per request at level info, with `msg` `request`. A field whose value is unknown is left out.\n\n`" +
 		strings.Join(append([]string{"level", "ts", "msg"}, telemetry.AccessFields...), "` `") + "`\n")
 	generated(t, "docs/metrics.md", b.String())
