@@ -44,7 +44,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "kvgate.restartConfig" -}}
 {{- $config := include "kvgate.config" . | fromYaml -}}
 {{- if eq .Values.rollOnChange "restart" -}}
-{{- $config = omit $config "pools" "retry" "health" "scrape" -}}
+{{- $config = omit $config "retry" "health" "scrape" "state" "names" "auth" "quotas" "usage" "pools" -}}
 {{- end -}}
 {{- toJson $config -}}
 {{- end -}}
