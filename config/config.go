@@ -284,6 +284,8 @@ type Pool struct {
 	// Admission holds requests in the gateway while every endpoint of the pool has enough to do. Without it they go on at
 	// once, and wait in the servers.
 	Admission *Admission `yaml:"admission" example:""`
+	// Adapters has LoRA adapters loaded and unloaded as they are needed. Without it, the servers' own are used as they are.
+	Adapters *Adapters `yaml:"adapters" example:""`
 	// Timeouts overrides the waits on endpoints for this pool; what it leaves out is as in the timeouts above.
 	Timeouts EndpointTimeouts `yaml:"timeouts"`
 	// TLS is for endpoints whose URLs begin with https.

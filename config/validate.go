@@ -199,6 +199,7 @@ func (d *decoder) pool(at string, p *Pool, names map[string]int, models, urls ma
 	}
 	d.discovery(at+".discovery", p, urls)
 	d.admission(at+".admission", p)
+	d.adapters(at+".adapters", p, models)
 
 	custom := p.Dialect == "custom"
 	for _, e := range p.Discovery.Static {

@@ -29,6 +29,9 @@ type PoolSpec struct {
 	// Models are the names that all of the pool's endpoints are known to serve, before they have said so themselves.
 	// Empty: what the endpoints say.
 	Models []string
+	// Loadable are adapters, with their base model as Parent, that an endpoint of the pool can be had to serve: their names
+	// are known while none does.
+	Loadable []Model
 }
 
 // A Table holds the endpoints and publishes snapshots of them. Load never blocks and never allocates; everything else
@@ -56,8 +59,9 @@ type entry struct {
 	names     []string // adapters that only the metrics page speaks of; sorted
 	removedAt Instant
 	lastErr   error
-	failures  int   // scrapes failed in a row
-	servedErr error // why its list of models could not be read; nil if it could
+	failures  int             // scrapes failed in a row
+	hidden    map[string]bool // models that it is taken not to serve, though its list may say so for a while
+	servedErr error           // why its list of models could not be read; nil if it could
 }
 
 // NewTable returns an empty table for the given pools.
@@ -254,6 +258,7 @@ func (t *Table) Observe(e *Endpoint, o Observation) (restarted bool) {
 	if restarted {
 		e.forget()
 		en.row.Served = nil
+		clear(en.hidden)
 	}
 	if n := 2 * int(o.Load.MaxAdapters); n > len(e.Adapters().slots) {
 		e.growAdapters(min(n, 256))
@@ -301,6 +306,9 @@ func (e *entry) metricsOnlyNames(restarted bool) []string {
 		names = slices.Clone(e.names)
 	}
 	for _, a := range e.row.Load.Adapters {
+		if e.hidden[a] {
+			continue
+		}
 		if e.row.Served != nil && slices.ContainsFunc(e.row.Served.Models, func(m Model) bool { return m.ID == a }) {
 			continue
 		}
@@ -342,6 +350,10 @@ func (t *Table) SetServed(e *Endpoint, s *Served) {
 	en := t.lookup(e)
 	if en == nil {
 		return
+	}
+	en.seen(s.Models)
+	if len(en.hidden) > 0 {
+		s = &Served{Models: en.visible(s.Models), At: s.At}
 	}
 	same := en.row.Served != nil && slices.EqualFunc(en.row.Served.Models, s.Models, func(a, b Model) bool {
 		return a.ID == b.ID && a.Parent == b.Parent && a.MaxModelLen == b.MaxModelLen
@@ -473,6 +485,13 @@ func (t *Table) index(s *Snapshot) {
 		}
 	}
 	for _, adapters := range []bool{false, true} {
+		if adapters {
+			for i, p := range t.pools {
+				for _, m := range p.Loadable {
+					t.addTarget(s, int32(i), m, -1)
+				}
+			}
+		}
 		for i := range s.Pools {
 			for r := s.Pools[i].First; r < s.Pools[i].End; r++ {
 				row := &s.Rows[r]

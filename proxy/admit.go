@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,6 +26,21 @@ type AdmissionOptions struct {
 	TenantHeader, ClassHeader string
 
 	off bool // a reload has switched it off: whoever still waits may go
+	// unlimited: nothing waits for room, only for adapters that nobody has.
+	unlimited bool
+}
+
+// Adapters loads adapters. Its methods must not block.
+type Adapters interface {
+	// Want asks for an adapter that no endpoint has, for a request that waits for it. An error says that it waits in vain.
+	Want(t *pool.Target) error
+	// Short tells that a request found no room on the endpoints that have its adapter.
+	Short(t *pool.Target)
+}
+
+// unlimitedAdmission is for pools that have nothing wait but for adapters.
+func unlimitedAdmission(wait time.Duration) *AdmissionOptions {
+	return &AdmissionOptions{Options: admission.Options{MaxWaiting: 10_000, MaxBytes: 1 << 30, MaxWait: wait}, unlimited: true}
 }
 
 // An admitter holds the requests of one pool. It is kept over reloads.
@@ -51,6 +67,14 @@ type admitters struct {
 func (as *admitters) serve(h *Handler, r *Routes) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
+	for _, p := range r.pools {
+		if p.Adapters != nil {
+			def(&p.AdapterWait, defaultAdapterWait)
+			if p.Admission == nil {
+				p.Admission = unlimitedAdmission(p.AdapterWait)
+			}
+		}
+	}
 	for name, a := range as.byPool {
 		if o := r.pools[name]; o == nil || o.Admission == nil {
 			off := *a.o.Load()
@@ -82,7 +106,7 @@ func (as *admitters) serve(h *Handler, r *Routes) {
 	}
 	for _, p := range r.special {
 		if own := r.pools[p.Name]; own != nil {
-			p.Admission, p.admitter = own.Admission, own.admitter
+			p.Admission, p.admitter, p.Adapters, p.AdapterWait = own.Admission, own.admitter, own.Adapters, own.AdapterWait
 		}
 	}
 	for _, a := range as.byPool {
@@ -90,6 +114,9 @@ func (as *admitters) serve(h *Handler, r *Routes) {
 	}
 	as.all.Store(&all)
 }
+
+// RoomMade tells that requests that wait may perhaps go now, for a reason that the table doesn't show. It does not block.
+func (h *Handler) RoomMade() { h.roomMade() }
 
 // roomMade tells every admitter that somebody may go now. It does not block.
 func (h *Handler) roomMade() {
@@ -187,18 +214,71 @@ func (x *exchange) admit() *failure {
 		return nil
 	}
 	o := a.o.Load()
-	switch x.pool.Policy.Room(&x.query, x.snapshot, x.h.opts.Now(), &o.Limits) {
+	room := scoring.Free
+	if !o.unlimited || len(x.query.Target.Rows) == 0 {
+		room = x.pool.Policy.Room(&x.query, x.snapshot, x.h.opts.Now(), &o.Limits)
+	}
+	switch room {
 	case scoring.Free:
-		if a.queue.Waiting() == 0 { // Fast path.
+		if a.queue.Waiting() == 0 || o.unlimited { // Fast path.
 			return nil
 		}
 	case scoring.Nobody:
-		if o.EndpointWait == 0 {
+		if f := x.wantAdapter(); f != nil {
+			return f
+		}
+		patience := o.EndpointWait
+		if x.loadable() {
+			patience = max(patience, x.pool.AdapterWait)
+		}
+		if patience == 0 {
 			return nil // to be told that there is none
 		}
-		return x.enterQueue(a, o, o.EndpointWait)
+		return x.enterQueue(a, o, patience)
 	}
 	return x.enterQueue(a, o, 0)
+}
+
+// defaultAdapterWait is how long a request waits for its adapter.
+const defaultAdapterWait = 30 * time.Second
+
+// loadable reports whether the request is for an adapter that could be loaded.
+func (x *exchange) loadable() bool { return x.pool.Adapters != nil && x.query.Target.Adapter }
+
+// wantAdapter has the request's adapter loaded, if it is one and somebody can do that. It returns a failure if that is no use.
+func (x *exchange) wantAdapter() *failure {
+	if !x.loadable() {
+		return nil
+	}
+	if err := x.pool.Adapters.Want(x.query.Target); err != nil {
+		return &failure{outcome: NoEndpoints, param: "model", err: err, message: "the adapter " + strconv.Quote(cut(x.query.Target.Name, 200)) + " could not be loaded; try again later", retryAfterSeconds: 10}
+	}
+	return nil
+}
+
+// adapterGone takes in that ep doesn't have the request's adapter, and reports whether the request may go on to where it is
+// loaded next, on ep again perhaps.
+func (x *exchange) adapterGone(ep *endpoint) bool {
+	if !x.loadable() || !x.attemptsLeft() {
+		return false
+	}
+	x.h.table.RemoveServed(ep.Endpoint, x.query.Target.Name, x.h.opts.Now())
+	return true
+}
+
+// admitAgain is admit for a request whose adapter was lost where it went.
+//
+//go:noinline
+func (x *exchange) admitAgain() *failure {
+	x.held = nil
+	x.query.Tried[min(x.attempt, len(x.query.Tried))-1] = nil
+	x.snapshot = x.h.table.Load()
+	t := x.snapshot.TargetString(x.query.Target.Name)
+	if t == nil {
+		return &failure{outcome: NoEndpoints, message: msgNoEndpoints, retryAfterSeconds: 1}
+	}
+	x.query.Target = t
+	return x.admit()
 }
 
 // enterQueue waits until the request has been started, or is not going to be.
@@ -315,9 +395,20 @@ func (a *admitter) Start(w *admission.Waiter, now pool.Instant) (answer admissio
 	if !o.off {
 		switch x.pool.Policy.Room(&x.query, s, now, &o.Limits) {
 		case scoring.Saturated:
+			if o.unlimited {
+				break
+			}
+			if x.loadable() {
+				x.pool.Adapters.Short(t)
+			}
 			return admission.NoRoom
 		case scoring.Nobody:
-			if o.EndpointWait > 0 {
+			if f := x.wantAdapter(); f != nil {
+				x.wait.failure = f
+				x.wait.wake()
+				return admission.Gone
+			}
+			if o.EndpointWait > 0 || x.loadable() {
 				return admission.NoRoom
 			}
 		}
@@ -351,6 +442,9 @@ func (a *admitter) Refuse(w *admission.Waiter, why admission.Reason, retryAfter 
 		f.outcome, f.message = QueueTimeout, "no model server had room for the request in time; try again later"
 		if w.Patience > 0 && x.pool.Policy.Room(&x.query, a.h.table.Load(), a.h.opts.Now(), &a.o.Load().Limits) == scoring.Nobody {
 			f.outcome, f.message = NoEndpoints, "no model server has become ready in time; try again later"
+			if x.loadable() {
+				f.message, f.param = "the adapter could not be loaded in time; try again later", "model"
+			}
 		}
 	}
 	f.err = fmt.Errorf("refused while waiting: %s", why)

@@ -66,6 +66,10 @@ type PoolOptions struct {
 	// Admission has requests wait here while every endpoint has enough to do; nil: they go on at once.
 	Admission *AdmissionOptions
 
+	// Adapters loads adapters that no endpoint has; nil: nobody does. AdapterWait is how long a request waits for that.
+	Adapters    Adapters
+	AdapterWait time.Duration
+
 	admitter *admitter // of Admission
 }
 
@@ -467,6 +471,11 @@ func (x *exchange) serve() *failure {
 		x.attempted(ep, f)
 		if f == nil || !x.mayRetry(f) {
 			return f
+		}
+		if f.adapterGone {
+			if again := x.admitAgain(); again != nil {
+				return again
+			}
 		}
 	}
 }

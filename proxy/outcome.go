@@ -104,6 +104,8 @@ type failure struct {
 	unexecuted bool
 	// unanswered: the request was written and the connection ended without a byte of answer.
 	unanswered bool
+	// adapterGone: the endpoint has lost the request's adapter, which can be loaded again.
+	adapterGone bool
 	// status is the endpoint's status where outcome is EndpointStatus.
 	status int
 	// retryAfterSeconds is what a client is told to wait; 0: not told.

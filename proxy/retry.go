@@ -62,10 +62,11 @@ func (x *exchange) weigh(ep *endpoint) (whole bool, f *failure) {
 			x.h.opts.OnModelGone(ep.Endpoint)
 		}
 	}
-	if !x.elsewhere() && !x.named.HasFallback() {
+	gone := status == 404 && x.adapterGone(ep)
+	if !gone && !x.elsewhere() && !x.named.HasFallback() {
 		return true, nil
 	}
-	return true, &failure{outcome: EndpointStatus, status: status, message: info.Message, err: refusedWith(status), unexecuted: true}
+	return true, &failure{outcome: EndpointStatus, status: status, message: info.Message, err: refusedWith(status), unexecuted: true, adapterGone: gone}
 }
 
 // refusedWith is what is logged of a refusal. The endpoint's own words may quote the prompt.

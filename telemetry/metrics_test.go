@@ -112,6 +112,9 @@ func TestDefinitionsAreThePage(t *testing.T) {
 	m.Registry().MustRegister(NewAdmissionCollector(func() []AdmissionState {
 		return []AdmissionState{{Pool: "p", Ready: 2, Demand: 3, Classes: []AdmissionClass{{Class: "high", Refused: []AdmissionRefusals{{"full", 1}}}}}}
 	}))
+	a := NewAdapterMetrics(func() []AdapterState { return []AdapterState{{Pool: "p", Adapter: "a", Replicas: 1}} })
+	m.Registry().MustRegister(a)
+	a.Observe("p", "load", "asked", true, time.Second)
 	got := page(t, m)
 	for _, d := range Definitions() {
 		if !regexp.MustCompile(`(?m)^` + d.Name + `(_count)?[{ ]`).MatchString(got) {

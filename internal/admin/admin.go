@@ -46,6 +46,8 @@ type Options struct {
 	Explain func(path string, body []byte) (scoring.Explanation, error)
 	// Learned returns what has been learned of the models that a snapshot serves.
 	Learned func(*pool.Snapshot) []pool.LearnedView
+	// Adapters returns the managed adapters, as JSON-ready values.
+	Adapters func() any
 	// Sources returns how discovery is doing, as JSON-ready values.
 	Sources func() any
 
@@ -178,6 +180,7 @@ func (s *Server) handler() http.Handler {
 		_, _ = w.Write(s.o.Config())
 	})
 	get("/debug/sources", s.o.Sources != nil, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, 200, s.o.Sources()) })
+	get("/debug/adapters", s.o.Adapters != nil, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, 200, s.o.Adapters()) })
 	get("/debug/version", true, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, 200, version.Get()) })
 	get("/debug/decisions/{number}", s.o.Recent != nil, s.decision)
 	get("/debug/live", true, s.live.serve)
@@ -251,6 +254,7 @@ GET  /debug/live          what the dashboard shows, as server-sent events (?once
 POST /debug/explain?path= how a request with this body would be decided (&format=text for people)
 GET  /debug/config        the configuration in use, without secrets
 GET  /debug/sources       how discovery is doing
+GET  /debug/adapters      the managed adapters, and where they are
 GET  /debug/version       what was built
 GET  /debug/pprof/        Go's profiles
 `)

@@ -68,6 +68,7 @@ Profiles: ` + strings.Join(modelsim.ProfileNames(), ", "),
 	fl.StringSliceVar(&o.Adapters, "adapter", nil, "LoRA adapter that is servable, repeatable")
 	fl.IntVar(&o.MaxLoras, "max-loras", 0, "adapters that fit into one batch (default 4 with adapters)")
 	fl.IntVar(&o.MaxCPULoras, "max-cpu-loras", 0, "adapters that stay in host memory (default --max-loras)")
+	fl.StringVar(&o.AdapterRoot, "adapter-root", "", "directory that adapters can be loaded from at run time (default anywhere)")
 	fl.Float64Var(&o.Speedup, "speedup", 1, "divides every time")
 	fl.IntVar(&o.KVTokens, "kv-tokens", 0, "size of the KV cache in tokens (default the profile's)")
 	fl.IntVar(&o.MeanOutputTokens, "mean-output", 256, "mean length of answers without a limit, in tokens")

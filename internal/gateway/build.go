@@ -10,6 +10,7 @@ import (
 
 	"kvgate/config"
 	"kvgate/discovery"
+	"kvgate/internal/adapters"
 	"kvgate/internal/names"
 	"kvgate/metrics"
 	"kvgate/pool"
@@ -37,6 +38,7 @@ type parts struct {
 	tokens   *tokens // nil: none are accepted
 	scrape   metrics.Options
 	certs    []tls.Certificate // of the client listener
+	adapters []adapters.PoolOptions
 }
 
 // decider is what decides on requests.
@@ -48,7 +50,7 @@ func (g *Gateway) build(cfg *config.Config) (*parts, error) {
 	var routes []proxy.PoolOptions
 	for i := range cfg.Pools {
 		p := &cfg.Pools[i]
-		b.pools = append(b.pools, pool.PoolSpec{Name: p.Name, Models: p.Models})
+		b.pools = append(b.pools, pool.PoolSpec{Name: p.Name, Models: p.Models, Loadable: loadable(p)})
 		policy, err := g.policy(cfg, p)
 		if err != nil {
 			return nil, fmt.Errorf("pool %s: policy: %w", p.Name, err)
@@ -65,6 +67,10 @@ func (g *Gateway) build(cfg *config.Config) (*parts, error) {
 			}
 		}
 		b.scrape.Pools[p.Name] = metrics.PoolOptions{APIKey: p.APIKey.Reveal(), TLS: tlsConfig, Custom: custom}
+		managed, isManaged := adapterOptions(p, tlsConfig)
+		if isManaged {
+			b.adapters = append(b.adapters, managed)
+		}
 		routes = append(routes, proxy.PoolOptions{
 			Name:     p.Name,
 			Policy:   policy,
@@ -81,6 +87,10 @@ func (g *Gateway) build(cfg *config.Config) (*parts, error) {
 			APIKey:    p.APIKey.Reveal(),
 			Admission: admissionOptions(p.Admission),
 		})
+		if isManaged && !managed.DryRun {
+			o := &routes[len(routes)-1]
+			o.Adapters, o.AdapterWait = poolAdapters{g, p.Name}, p.Adapters.Wait
+		}
 	}
 	var err error
 	if b.routes, err = proxy.NewRoutes(routes); err != nil {

@@ -23,6 +23,7 @@ import (
 
 	"kvgate/config"
 	"kvgate/discovery"
+	"kvgate/internal/adapters"
 	"kvgate/internal/admin"
 	"kvgate/internal/auth"
 	"kvgate/internal/tracing"
@@ -75,6 +76,7 @@ type Gateway struct {
 	server    *proxy.Server
 	scrapers  *metrics.Manager
 	discovery *discovery.Manager
+	adapters  *adapters.Manager
 	admin     *admin.Server
 
 	syncing   sync.Mutex // serialises syncScrapers
@@ -148,7 +150,8 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 	if g.scrapers, err = metrics.NewManager(g.table, b.scrape); err != nil {
 		return nil, err
 	}
-	sinks := telemetry.Sinks{g.metrics, g.logs, g.recent}
+	g.newAdapters()
+	sinks := telemetry.Sinks{g.metrics, g.logs, g.recent, g.adapters}
 	if o.Sink != nil {
 		sinks = append(sinks, o.Sink)
 	}
@@ -161,6 +164,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 	if err := g.newDataPath(cfg, b, sinks); err != nil {
 		return nil, err
 	}
+	g.adapters.Configure(b.adapters)
 	g.metrics.Registry().MustRegister(telemetry.NewAdmissionCollector(g.admissionState))
 	if g.discovery, err = g.newDiscovery(g.apply); err != nil {
 		g.Close()
@@ -177,7 +181,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 		},
 		Token: func() string { return g.cfg.Load().Admin.Token.Reveal() }, Drain: g.drainEndpoint,
 		SetLogLevel: g.setLogLevel, LogLevel: func() string { return g.logs.level.Level().String() },
-		Sources: func() any { return g.discovery.Status() }, MaxBodyBytes: int64(cfg.Limits.BodyBytes), Log: g.log,
+		Sources: func() any { return g.discovery.Status() }, Adapters: func() any { return map[string]any{"adapters": g.adapters.Status()} }, MaxBodyBytes: int64(cfg.Limits.BodyBytes), Log: g.log,
 	}
 	if o.Load != nil {
 		ao.Reload = func(context.Context) (admin.ReloadResult, error) { return g.Reload("request") }
@@ -379,6 +383,7 @@ func (g *Gateway) close(cut context.Context) {
 		if g.discovery != nil {
 			g.discovery.Close()
 		}
+		g.adapters.Close()
 		g.scrapers.Stop()
 		g.handler.Close()
 		g.closeTokens()

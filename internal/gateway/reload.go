@@ -77,6 +77,7 @@ func (g *Gateway) reload(why string) (admin.ReloadResult, error) {
 	}
 	// Nothing fails from here on. Routes first: when the table shows a new pool, requests for it can be handled.
 	g.handler.SetRoutes(b.routes)
+	g.adapters.Configure(b.adapters)
 	g.useTokens(b.tokens)
 	g.decides.Store(b.decider())
 	g.table.SetPools(b.pools, g.now())

@@ -23,6 +23,7 @@ var allowed = map[string]string{
 	"telemetry":         "pool internal/version",
 	"proxy":             "pool openai scoring admission telemetry config internal/caller internal/names",
 	"internal/version":  "",
+	"internal/adapters": "pool telemetry",
 	"internal/caller":   "pool",
 	"internal/names":    "pool internal/caller",
 	"internal/auth":     "config internal/caller",

@@ -624,7 +624,9 @@ func (e *Engine) LoadAdapter(id int32, now time.Duration) time.Duration {
 		return 0
 	}
 	d := e.loadAdapter(id, now)
-	e.extraLoad += d
+	if e.stepping || len(e.running)+e.queued() > 0 { // an engine with nothing to do has the time
+		e.extraLoad += d
+	}
 	return d
 }
 

@@ -116,6 +116,10 @@ func (x *exchange) loadAdapter() error {
 	if name == "" || path == "" {
 		return invalid("Both 'lora_name' and 'lora_path' must be provided.")
 	}
+	if root := x.s.opt.AdapterRoot; root != "" && !strings.HasPrefix(path, root) {
+		// vLLM looks for the name first, and then in vain for a file or a repository.
+		return &apiError{http.StatusNotFound, "NotFoundError", fmt.Sprintf("Loading lora %s failed: No adapter found for %s", name, path), ""}
+	}
 	x.p.mu.Lock()
 	if old, ok := x.p.adapter(name); ok {
 		if !inPlace {

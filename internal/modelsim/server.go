@@ -38,6 +38,8 @@ type Options struct {
 	MaxLoras, MaxCPULoras int
 	// NoRuntimeLoRA removes the routes that load and unload adapters.
 	NoRuntimeLoRA bool
+	// AdapterRoot is where adapters can be loaded from; what a call asks for elsewhere isn't found. "": anywhere.
+	AdapterRoot string
 
 	// Speedup divides every time of the engine model; default 1. At 10, steps
 	// of an 8B model last 1 to 5 ms.
