@@ -44,6 +44,9 @@ func (x *exchange) end(f *failure) {
 		// The answer is on its way. What the server makes of its own, empty one is not to follow it.
 		x.client.discard++
 	}
+	if x.routes.Quotas != nil {
+		x.settle(f)
+	}
 	x.report(f)
 	x.reset()
 	h.exchanges.Put(x)
@@ -102,8 +105,14 @@ func (x *exchange) record(f *failure) {
 	if x.pool != nil {
 		r.Pool = x.pool.Name
 	}
-	if t := x.query.Target; t != nil && t.Adapter {
-		r.Adapter = t.Name
+	if t := x.query.Target; t != nil {
+		if r.Served = t.Name; t.Adapter {
+			r.Adapter = t.Name
+		}
+	}
+	r.Tenant = x.tenant
+	if x.caller != nil {
+		r.Key = x.caller.Key
 	}
 	if !x.firstToken.IsZero() && x.wantsStream {
 		r.TTFTSeconds = x.firstToken.Sub(x.began).Seconds()
@@ -315,6 +324,7 @@ func (x *exchange) endHead(b []byte, out Outcome) []byte {
 	if t := x.query.Target; x.named.How == names.FellBack && t != nil && formSafe(t.Name) {
 		b = append(append(append(b, "X-Kvgate-Fallback: "...), t.Name...), "\r\n"...)
 	}
+	b = x.appendQuota(b)
 	if x.debug {
 		b = x.appendDebugHeaders(b, out)
 	}

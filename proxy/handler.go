@@ -28,6 +28,7 @@ import (
 
 	"kvgate/internal/caller"
 	"kvgate/internal/names"
+	"kvgate/internal/quota"
 	"kvgate/openai"
 	"kvgate/pool"
 	"kvgate/scoring"
@@ -82,6 +83,8 @@ type Routes struct {
 	Names *names.Resolver
 	// ModelHeaders has endpoints told the model in X-Gateway-Model-Name and X-Gateway-Base-Model-Name.
 	ModelHeaders bool
+	// Quotas, if set, limit what may be used.
+	Quotas *Quotas
 	// NeedUsage has endpoints tell the usage of every stream, whether the client asked for it or not. It doesn't see more.
 	NeedUsage bool
 
@@ -352,6 +355,8 @@ type exchange struct {
 	splicedHeld int64           // bytes of the budget for it
 	addUsage    bool            // endpoints are asked for usage, though the client didn't
 	named       names.Route     // what the model's name stands for
+	charged     quota.Charge    // to the limits that the request has
+	quotaAt     int64           // when
 	peek        *openai.Request // nil once an answer is under way
 	name        []byte          // the model's name at the endpoints
 	model       []byte          // as the client wrote it; memory of the exchange
@@ -455,6 +460,9 @@ func (x *exchange) handle() *failure {
 
 // serve has the request served by the pool that it was resolved to.
 func (x *exchange) serve() *failure {
+	if f := x.charge(); f != nil {
+		return f
+	}
 	if f := x.admit(); f != nil {
 		return f
 	}

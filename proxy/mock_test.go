@@ -259,6 +259,7 @@ func (s *recordSink) Observe(r *telemetry.Record) {
 	c := *r
 	c.RequestID, c.Method, c.Path, c.Model, c.ClientAddr = strings.Clone(r.RequestID), strings.Clone(r.Method), strings.Clone(r.Path), strings.Clone(r.Model), strings.Clone(r.ClientAddr)
 	c.Attempts = append([]telemetry.Attempt(nil), r.Attempts...)
+	c.Tenant = strings.Clone(r.Tenant)
 	s.mu.Lock()
 	s.all = append(s.all, c)
 	s.mu.Unlock()

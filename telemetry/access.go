@@ -58,7 +58,12 @@ func (l *AccessLog) write(ce *zapcore.CheckedEntry, r *Record) {
 	f = append(f, zap.Int(FieldStatus, r.Status))
 	text(FieldOutcome, r.Outcome)
 	text(FieldModel, r.Model)
+	if r.Served != r.Model {
+		text(FieldServed, r.Served)
+	}
 	text(FieldAdapter, r.Adapter)
+	text(FieldTenant, r.Tenant)
+	text(FieldKey, r.Key)
 	text(FieldPool, r.Pool)
 	text(FieldEndpoint, r.Endpoint)
 	f = append(f, zap.Int(FieldAttempts, len(r.Attempts)), zap.Bool(FieldStream, r.Stream),

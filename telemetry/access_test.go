@@ -21,6 +21,7 @@ func TestAccessLineHasTheDocumentedFields(t *testing.T) {
 	l := &AccessLog{Logger: testLogger(&buf)}
 	r := okRecord("m")
 	r.Adapter, r.ClientAddr, r.Error = "m", "127.0.0.1:5", "why"
+	r.Served, r.Tenant, r.Key = "m2", "t", "t-1"
 	l.Observe(r)
 	dec := json.NewDecoder(&buf)
 	var keys []string

@@ -286,6 +286,9 @@ const (
 	FieldOutcome         = "outcome"
 	FieldModel           = "model"
 	FieldAdapter         = "adapter"
+	FieldServed          = "served_model"
+	FieldTenant          = "tenant"
+	FieldKey             = "key"
 	FieldPool            = "pool"
 	FieldEndpoint        = "endpoint"
 	FieldAttempts        = "attempts"
@@ -307,7 +310,7 @@ const (
 
 // AccessFields are the fields of a request's log line in their order, after level, ts and msg.
 var AccessFields = []string{
-	FieldRequestID, FieldMethod, FieldPath, FieldStatus, FieldOutcome, FieldModel, FieldAdapter, FieldPool, FieldEndpoint,
+	FieldRequestID, FieldMethod, FieldPath, FieldStatus, FieldOutcome, FieldModel, FieldServed, FieldAdapter, FieldTenant, FieldKey, FieldPool, FieldEndpoint,
 	FieldAttempts, FieldStream, FieldQueueSeconds, FieldTTFTSeconds, FieldDurationSeconds, FieldInputTokens,
 	FieldOutputTokens, FieldCachedTokens, FieldBytesIn, FieldBytesOut, FieldClientAddr, FieldDecisionScore,
 	FieldSnapshotVersion, FieldScrapeAge, FieldError,

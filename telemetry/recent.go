@@ -62,6 +62,7 @@ func (d *Recent) Observe(r *Record) {
 func each(r *Record, fn func(string) string) {
 	for _, s := range [...]*string{
 		&r.RequestID, &r.Method, &r.Path, &r.API, &r.ClientAddr, &r.Outcome, &r.Error, &r.Pool, &r.Model, &r.Adapter,
+		&r.Served, &r.Tenant, &r.Key,
 		&r.Endpoint, &r.RunnerUp,
 	} {
 		*s = fn(*s)

@@ -19,6 +19,10 @@ type Record struct {
 	Pool    string // "" when the model was not resolved
 	Model   string // as the client named it; "" if it named none
 	Adapter string // the LoRA adapter that Model stands for, or ""
+	Served  string // what the model is called at the endpoints; "" if it was not resolved
+
+	Tenant string // of the credential; "" with authentication off
+	Key    string // the name of the credential, which is no secret
 
 	// Endpoint is the pool.Endpoint.ID that answered, or the last one tried; "" if none was.
 	Endpoint string

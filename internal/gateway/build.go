@@ -12,6 +12,7 @@ import (
 	"kvgate/discovery"
 	"kvgate/internal/adapters"
 	"kvgate/internal/names"
+	"kvgate/internal/quota"
 	"kvgate/metrics"
 	"kvgate/pool"
 	"kvgate/proxy"
@@ -36,6 +37,8 @@ type parts struct {
 	names    *names.Resolver
 	special  map[special]*scoring.Policy
 	tokens   *tokens // nil: none are accepted
+	limiter  *quota.Limiter
+	store    *store // nil: counts are the gateway's own
 	scrape   metrics.Options
 	certs    []tls.Certificate // of the client listener
 	adapters []adapters.PoolOptions
@@ -100,6 +103,9 @@ func (g *Gateway) build(cfg *config.Config) (*parts, error) {
 		return nil, err
 	}
 	if err := g.setAuth(cfg, b); err != nil {
+		return nil, err
+	}
+	if err := g.setQuotas(cfg, b); err != nil {
 		return nil, err
 	}
 	if cfg.TLS != nil {

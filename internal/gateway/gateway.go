@@ -26,6 +26,7 @@ import (
 	"kvgate/internal/adapters"
 	"kvgate/internal/admin"
 	"kvgate/internal/auth"
+	"kvgate/internal/quota"
 	"kvgate/internal/tracing"
 	"kvgate/internal/version"
 	"kvgate/metrics"
@@ -82,13 +83,16 @@ type Gateway struct {
 	syncing   sync.Mutex // serialises syncScrapers
 	reloading sync.Mutex // serialises reloads; guards learners and lastBad
 	learners  map[string]*scoring.Learner
-	index     *scoring.Index                // of prompt prefixes, of all pools
-	saved     map[[3]string]*savedEndpoint  // of a state file, of endpoints not seen yet; under taking
-	savedAt   time.Time                     // when that was written
-	taking    sync.Mutex                    // serialises takeUpState
-	tokens    *tokens                       // guarded by reloading
-	serving   bool                          // Run has begun and not ended; guarded by reloading
-	ring      atomic.Pointer[auth.Tokens]   // in use; nil: none
+	index     *scoring.Index               // of prompt prefixes, of all pools
+	saved     map[[3]string]*savedEndpoint // of a state file, of endpoints not seen yet; under taking
+	savedAt   time.Time                    // when that was written
+	taking    sync.Mutex                   // serialises takeUpState
+	tokens    *tokens                      // guarded by reloading
+	serving   bool                         // Run has begun and not ended; guarded by reloading
+	ring      atomic.Pointer[auth.Tokens]  // in use; nil: none
+	limiter   *quota.Limiter               // of the configuration in use, or before it; guarded by reloading
+	store     *store                       // in use; nil: none; guarded by reloading
+	usage     usageSink
 	lastBad   string                        // what a reload complained of, so that a watch says it once
 	running   *config.Config                // that it was started with: what needs a restart is as it says
 	cfg       atomic.Pointer[config.Config] // in use
@@ -139,6 +143,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 	}
 	g.running = cfg
 	g.useTokens(b.tokens)
+	g.useQuotas(b)
 	g.cfg.Store(cfg)
 	g.decides.Store(b.decider())
 	// A page of observations is published at a time: with many endpoints, each by itself would copy the table too often.
@@ -151,7 +156,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 		return nil, err
 	}
 	g.newAdapters()
-	sinks := telemetry.Sinks{g.metrics, g.logs, g.recent, g.adapters}
+	sinks := telemetry.Sinks{g.metrics, g.logs, g.recent, &g.usage, g.adapters}
 	if o.Sink != nil {
 		sinks = append(sinks, o.Sink)
 	}
@@ -280,6 +285,9 @@ func (g *Gateway) Run(ctx context.Context) (Result, error) {
 			}
 		})
 	}
+	if err := g.startUsage(); err != nil {
+		return Result{}, err
+	}
 	// The admin listener first: whoever waits for readiness can ask what is missing.
 	adminLn, err := g.listenAdmin(cfg)
 	if err != nil {
@@ -388,6 +396,8 @@ func (g *Gateway) close(cut context.Context) {
 		g.handler.Close()
 		g.closeTokens()
 		g.closeTracer()
+		g.closeQuotas()
+		g.closeUsage()
 		g.closeListeners()
 	})
 }

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -56,7 +57,7 @@ func (g *Gateway) reload(why string) (admin.ReloadResult, error) {
 	if cfg.SameInput(old) {
 		if why != watching {
 			// A signal may also mean that the log file was rotated.
-			if err := g.logs.configure(&cfg.Log); err != nil {
+			if err := errors.Join(g.logs.configure(&cfg.Log), g.useUsage(cfg.Usage)); err != nil {
 				return res, err
 			}
 			g.log.Info("reload: nothing has changed", zap.String("why", why), zap.String("hash", cfg.Hash()),
@@ -75,10 +76,15 @@ func (g *Gateway) reload(why string) (admin.ReloadResult, error) {
 		_ = g.logs.configure(&old.Log)
 		return res, err
 	}
+	if err := g.useUsage(cfg.Usage); err != nil {
+		_ = g.logs.configure(&old.Log)
+		return res, err
+	}
 	// Nothing fails from here on. Routes first: when the table shows a new pool, requests for it can be handled.
 	g.handler.SetRoutes(b.routes)
 	g.adapters.Configure(b.adapters)
 	g.useTokens(b.tokens)
+	g.useQuotas(b)
 	g.decides.Store(b.decider())
 	g.table.SetPools(b.pools, g.now())
 	g.syncScrapers()
