@@ -163,6 +163,7 @@ func parses(words []string) error {
 // Every configuration in the documentation is one, or a part of one.
 func TestDocumentedConfigurations(t *testing.T) {
 	t.Setenv("VLLM_API_KEY", "test")
+	t.Setenv("BILLING_TOKEN", "test")
 	n := 0
 	for name, page := range pages(t) {
 		for _, f := range fences(name, page) {
@@ -191,6 +192,10 @@ func configures(t *testing.T, text string) error {
 	if keys["kind"] != nil && keys["apiVersion"] != nil || keys["groups"] != nil {
 		return nil // Kubernetes' or Prometheus'
 	}
+	if _, ok := keys["keys"].([]any); ok { // a file of keys
+		_, err := config.ParseKeys("keys.yaml", []byte(text), gateway.ConfigOptions())
+		return err
+	}
 	err := loads(t, text)
 	if _, whole := keys["pools"]; whole || err == nil {
 		return err
@@ -209,6 +214,10 @@ func configures(t *testing.T, text string) error {
 func loads(t *testing.T, text string) error {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const keys = "keys:\n  - {id: a, hash: \"sha256:48c76782dcb06028342d947b90d1cbb7ac1de148a6fa7beee380855c5b525320\", tenant: a}\n"
+	if err := os.WriteFile(filepath.Join(filepath.Dir(file), "keys.yaml"), []byte(keys), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	_, err := config.Load(file, gateway.ConfigOptions())

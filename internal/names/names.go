@@ -56,9 +56,10 @@ type Rule struct {
 
 	// To are the models that requests go to; one is drawn by weight. Empty: the name stays as it is. A name that is the
 	// rule's own Model is looked up among what is served; any other may be a rule's or an alias in its turn.
-	To       []Choice
-	Sticky   Sticky
-	Fallback []string // models to try in turn where a pool can't take the request
+	To     []Choice
+	Sticky Sticky
+	// Fallback are models to try in turn where a pool can't take the request; the rule's own Model is as in To.
+	Fallback []string
 	Answer   Answer
 }
 
@@ -219,6 +220,7 @@ type Route struct {
 	Rule int32
 
 	fallback []string // that are left
+	own      string   // the Model of the rule that they are of
 }
 
 // HasFallback reports whether there are models left to fall back on.
@@ -289,7 +291,7 @@ func (r *Resolver) follow(t *Route, s *pool.Snapshot, q *Request, name string, d
 			t.Answer = rule.Answer
 		}
 		if t.fallback == nil {
-			t.fallback = rule.Fallback
+			t.fallback, t.own = rule.Fallback, rule.Model
 		}
 		if t.Rule < 0 {
 			t.Rule = i
@@ -479,7 +481,11 @@ func (r *Resolver) FallBack(t *Route, s *pool.Snapshot, q *Request) bool {
 		name := t.fallback[0]
 		t.fallback = t.fallback[1:]
 		next := Route{Rule: -1}
-		r.follow(&next, s, q, name, 1, nil)
+		if name == t.own { // what is served under it, and not the rule once more
+			next.take(s, q, name, Unknown, nil)
+		} else {
+			r.follow(&next, s, q, name, 1, nil)
+		}
 		if next.Target == nil || t.Target != nil && next.Target.Name == t.Target.Name {
 			continue
 		}

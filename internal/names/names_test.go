@@ -145,6 +145,17 @@ func TestFallBack(t *testing.T) {
 	}
 }
 
+// A canary that can't take a request falls back on what its own name stands for.
+func TestFallBackOnTheOwnName(t *testing.T) {
+	s := snapshot(t)
+	r := resolver(t, Options{Rules: []Rule{{Model: "llama-70b", To: []Choice{{Model: "llama-70b"}, {Model: "qwen", Weight: 1}}, Fallback: []string{"llama-70b"}}}})
+	q := &Request{Name: []byte("llama-70b")}
+	route := r.Resolve(s, q)
+	if route.Target.Name != "qwen" || !r.FallBack(&route, s, q) || route.Target.Name != "llama-70b" || r.FallBack(&route, s, q) {
+		t.Errorf("%+v", route)
+	}
+}
+
 // What is checked is the model that is sent, however it was come to; a split leaves out what the caller may not use.
 func TestForbidden(t *testing.T) {
 	s := snapshot(t)

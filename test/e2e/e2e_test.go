@@ -149,9 +149,20 @@ func subst(ts *testscript.TestScript, neg bool, args []string) {
 // the body, and fails only where there is no answer or it is cut off.
 func httpCommand(args []string) int {
 	var body string
+	var heads bool
 	header := http.Header{}
 	for len(args) > 2 {
 		switch args[0] {
+		case "-i": // as curl's: the answer's header too
+			heads, args = true, args[1:]
+			continue
+		case "-K": // a file with an API key
+			data, err := os.ReadFile(args[1])
+			if err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				return 2
+			}
+			header.Set("Authorization", "Bearer "+strings.TrimSpace(string(data)))
 		case "-d":
 			body = args[1]
 			if file, ok := strings.CutPrefix(body, "@"); ok {
@@ -172,7 +183,7 @@ func httpCommand(args []string) int {
 		args = args[2:]
 	}
 	if len(args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: http [-d BODY] [-H HEADER] METHOD URL")
+		fmt.Fprintln(os.Stderr, "usage: http [-i] [-d BODY] [-H HEADER] [-K FILE] METHOD URL")
 		return 2
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
@@ -193,6 +204,9 @@ func httpCommand(args []string) int {
 	}
 	defer resp.Body.Close()
 	fmt.Println(resp.StatusCode)
+	if heads {
+		_ = resp.Header.Write(os.Stdout)
+	}
 	if _, err := io.Copy(os.Stdout, resp.Body); err != nil {
 		fmt.Fprintf(os.Stderr, "cut off: %v\n", err)
 		return 1
