@@ -67,6 +67,7 @@ func TestNames(t *testing.T) {
 		}
 	}
 	f("gpt", p, "m", "m", "X-Gateway-Model-Name: evil")
+	g.sink.wait(t, 1) // records come after answers, and that of the next request may be sooner
 	f("gpt", q, "n", "n", "x-TIER: cheap", "x_gateway_base_model_name: evil")
 	f("an alias", q, "n", "n")
 	f("m", p, "m", "m")
