@@ -200,6 +200,12 @@ func TestReadModels(t *testing.T) {
 	if n := s.count("/v1/models"); n > 3 {
 		t.Errorf("1,000 requests for the list made %d readings", n-1)
 	}
+	// So is whether it is there at all, which takes two looks.
+	s.Close()
+	r.row(0, "down", func(row *pool.Row) bool {
+		r.manager.ReadModels(r.endpoints[0])
+		return row.State&pool.Unreachable != 0
+	})
 	r.manager.Stop()
 	r.manager.ReadModels(r.endpoints[0]) // nothing left to do it
 }

@@ -532,7 +532,7 @@ func TestPanic(t *testing.T) {
 		}
 		chat(c)
 	})
-	g := newGate(t, []*mock{m}, withOptions(func(o *Options, _ *ServerOptions) { o.OnModelGone = func(*pool.Endpoint) { panic("boom") } }))
+	g := newGate(t, []*mock{m}, withOptions(func(o *Options, _ *ServerOptions) { o.OnDoubt = func(*pool.Endpoint) { panic("boom") } }))
 	c := g.dial()
 	a := c.send(post(chatPath, plainBody)).read()
 	if a.StatusCode != 500 || !strings.Contains(a.body, `"code":"internal"`) || strings.Contains(a.body, "boom") || !a.Close || g.h.Panics() != 1 {
@@ -743,5 +743,27 @@ func TestPipelining(t *testing.T) {
 	}
 	if _, err := c.br.ReadByte(); err != io.EOF {
 		t.Errorf("then %v; want the end", err)
+	}
+}
+
+// An endpoint that takes no connection is looked at again at once, wherever it may not be ejected.
+func TestRefusedConnectionRaisesDoubt(t *testing.T) {
+	up, dead := newMock(t, chat), newMock(t, chat)
+	var doubted atomic.Int64
+	g := newGate(t, []*mock{up, dead}, withOptions(func(o *Options, _ *ServerOptions) {
+		o.OnDoubt = func(e *pool.Endpoint) {
+			if e.URL == dead.url() {
+				doubted.Add(1)
+			}
+		}
+	}))
+	dead.kill()
+	for range 8 {
+		if a := g.do(plainBody); a.StatusCode != 200 {
+			t.Errorf("answer %d", a.StatusCode)
+		}
+	}
+	if doubted.Load() == 0 {
+		t.Error("nobody was told")
 	}
 }

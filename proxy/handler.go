@@ -164,9 +164,9 @@ type Options struct {
 	TraceRatio float64
 	// Explainer keeps explanations of some decisions; nil: nobody does.
 	Explainer Explainer
-	// OnModelGone is told when an endpoint answered that it doesn't have a model that it was believed to have, so that
-	// its list of models can be read again. It must not block. May be nil.
-	OnModelGone func(*pool.Endpoint)
+	// OnDoubt is told when an endpoint turned out not to be as the table has it: it takes no connection, or doesn't have a
+	// model that it was believed to have. It is to be looked at again, soon. It must not block. May be nil.
+	OnDoubt func(*pool.Endpoint)
 	// OnReached is told when an endpoint that was down in the table answered a request. It must not block. nil: the table
 	// is.
 	OnReached func(*pool.Endpoint)

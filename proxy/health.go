@@ -75,6 +75,10 @@ func (x *exchange) judge(ep *endpoint, f *failure) {
 
 // failed counts a failure of ep, and ejects it if it was one too many.
 func (h *Handler) failed(ep *endpoint, o *PoolOptions, f *failure) {
+	if f != nil && f.outcome == EndpointConnect && h.opts.OnDoubt != nil {
+		// Where it can't be ejected, since too few others are left, requests would come here until the next scrapes fail.
+		h.opts.OnDoubt(ep.Endpoint)
+	}
 	if n := ep.health.failures.Add(1); int(n) < o.Health.ConsecutiveFailures {
 		return
 	}

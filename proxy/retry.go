@@ -58,8 +58,8 @@ func (x *exchange) weigh(ep *endpoint) (whole bool, f *failure) {
 		if t := x.query.Target; t != nil && t.Adapter {
 			ep.Adapters().Forget(t.Hash)
 		}
-		if x.h.opts.OnModelGone != nil {
-			x.h.opts.OnModelGone(ep.Endpoint)
+		if x.h.opts.OnDoubt != nil {
+			x.h.opts.OnDoubt(ep.Endpoint)
 		}
 	}
 	gone := status == 404 && x.adapterGone(ep)

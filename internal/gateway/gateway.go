@@ -209,10 +209,10 @@ func (g *Gateway) newDataPath(cfg *config.Config, b *parts, sink telemetry.Sink)
 			ResponseHeaderBytes: int(cfg.Limits.ResponseHeaderBytes),
 		},
 		Forwarded: cfg.Headers.Forwarded, ReplaceRequestID: cfg.Headers.RequestID == "replace",
-		OnReached:   g.onReached,
-		OnModelGone: func(e *pool.Endpoint) { g.scrapers.ReadModels(e) },
-		Explainer:   g.explainer,
-		Trace:       g.tracer != nil, TraceRatio: traceRatio(cfg.Tracing),
+		OnReached: g.onReached,
+		OnDoubt:   func(e *pool.Endpoint) { g.scrapers.ReadModels(e) },
+		Explainer: g.explainer,
+		Trace:     g.tracer != nil, TraceRatio: traceRatio(cfg.Tracing),
 		DebugHeaders: cfg.Debug.Headers, DebugHeader: cfg.Debug.RequestHeader,
 	})
 	if err != nil {
