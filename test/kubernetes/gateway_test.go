@@ -94,7 +94,7 @@ func (g *gateway) logged() string {
 // until waits for something, and says what it saw last if it does not come.
 func until(t testing.TB, what string, f func() (bool, string)) {
 	t.Helper()
-	deadline := time.Now().Add(60 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute) // a busy machine may take most of one
 	for {
 		ok, saw := f()
 		if ok {
