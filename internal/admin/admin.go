@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,6 +22,7 @@ import (
 	"go.uber.org/zap"
 
 	"kvgate/internal/admin/dashboard"
+	"kvgate/internal/names"
 	"kvgate/internal/version"
 	"kvgate/pool"
 	"kvgate/scoring"
@@ -34,6 +36,8 @@ type Options struct {
 	Metrics http.Handler        // serves /metrics
 	Recent  *telemetry.Recent   // the last requests
 
+	// Names returns what resolves names besides those that endpoints serve; nil: nothing does.
+	Names func() *names.Resolver
 	// Unseen reports whether an endpoint has not been looked at yet; nil: none is.
 	Unseen func(*pool.Endpoint) bool
 	// Missing lists what keeps the gateway from being ready; none is ready. It must not block.
@@ -325,11 +329,15 @@ func (s *Server) viewRow(r *pool.Row, now pool.Instant) pool.EndpointView {
 // A ModelView is one name that clients may ask for.
 type ModelView struct {
 	ID          string   `json:"id"`
-	Pool        string   `json:"pool"`
+	Pool        string   `json:"pool"` // "" where requests for an alias or a rule's name may go to several
 	Adapter     bool     `json:"adapter"`
 	Base        string   `json:"base,omitempty"` // of an adapter
 	MaxModelLen *int64   `json:"max_model_len"`  // tokens; null is unknown
 	Endpoints   []string `json:"endpoints"`      // IDs of those that serve it
+	// By is alias or rule where one of these decides what the name stands for, and StandsFor are the served names that
+	// its requests may go to, fallbacks last.
+	By        string   `json:"by,omitempty"`
+	StandsFor []string `json:"stands_for,omitempty"`
 }
 
 // A ModelsView is what /debug/models shows.
@@ -339,27 +347,58 @@ type ModelsView struct {
 }
 
 func (s *Server) models(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, 200, Models(s.o.Table.Load()))
+	var r *names.Resolver
+	if s.o.Names != nil {
+		r = s.o.Names()
+	}
+	writeJSON(w, 200, Models(s.o.Table.Load(), r))
 }
 
-// Models lists every name that is served, by pool, base models first.
-func Models(s *pool.Snapshot) ModelsView {
+// Models lists every name that clients may ask for: those that are served, by pool, base models first, and then those of
+// aliases and rules that lead to one. A nil resolver has none.
+func Models(s *pool.Snapshot, r *names.Resolver) ModelsView {
 	v := ModelsView{Version: s.Version, Models: []ModelView{}}
 	for t := range s.Targets() {
 		m := ModelView{ID: t.Name, Pool: s.Pools[t.Pool].Name, Adapter: t.Adapter, Endpoints: []string{}}
 		if t.Adapter {
 			m.Base = t.Base
 		}
-		if t.MaxModelLen > 0 {
-			m.MaxModelLen = &t.MaxModelLen
-		}
-		for _, r := range t.Rows {
-			m.Endpoints = append(m.Endpoints, s.Rows[r].Endpoint.ID)
-		}
+		m.add(s, t)
 		v.Models = append(v.Models, m)
 	}
 	sortModels(v.Models)
+	for _, name := range r.Listed() {
+		to, by := r.Leads(s, name)
+		if len(to) == 0 || len(to) == 1 && to[0].Name == name {
+			continue
+		}
+		m := ModelView{ID: name, Pool: s.Pools[to[0].Pool].Name, By: by.String(), Endpoints: []string{}}
+		for _, t := range to {
+			if t.Pool != to[0].Pool {
+				m.Pool = ""
+			}
+			m.StandsFor = append(m.StandsFor, t.Name)
+			m.add(s, t)
+		}
+		// A name that is served as well is the rule's or the alias's.
+		if i := slices.IndexFunc(v.Models, func(o ModelView) bool { return o.ID == name }); i >= 0 {
+			v.Models = slices.Delete(v.Models, i, i+1)
+		}
+		v.Models = append(v.Models, m)
+	}
 	return v
+}
+
+// add takes in that requests for m may go to t.
+func (m *ModelView) add(s *pool.Snapshot, t *pool.Target) {
+	if t.MaxModelLen > 0 && (m.MaxModelLen == nil || *m.MaxModelLen < t.MaxModelLen) {
+		m.MaxModelLen = &t.MaxModelLen
+	}
+	for _, r := range t.Rows {
+		if id := s.Rows[r].Endpoint.ID; !slices.Contains(m.Endpoints, id) {
+			m.Endpoints = append(m.Endpoints, id)
+		}
+	}
 }
 
 func (s *Server) explain(w http.ResponseWriter, r *http.Request) {

@@ -77,7 +77,10 @@ func newModels(e *env) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "models [--json]",
-		Short: "List the models and adapters that clients of a running gateway may ask for",
+		Short: "List the names that clients of a running gateway may ask for",
+		Long: `List the names that clients of a running gateway may ask for: models and adapters that endpoints serve, and the
+names of aliases and rules, with what their requests may go to. GET /v1/models of the client listener lists the same to
+those who may use them.`,
 		Example: `  kvgate models
   kvgate models --json`,
 		Args: noArgs,
@@ -90,10 +93,15 @@ func newModels(e *env) *cobra.Command {
 				return printJSON(e, v)
 			}
 			tw := tabwriter.NewWriter(e.stdout, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(tw, "MODEL\tPOOL\tADAPTER OF\tCONTEXT\tENDPOINTS")
+			fmt.Fprintln(tw, "NAME\tPOOL\tADAPTER OF\tSTANDS FOR\tCONTEXT TOKENS\tENDPOINTS")
 			for i := range v.Models {
 				m := &v.Models[i]
-				fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\n", m.ID, m.Pool, cmp.Or(m.Base, "-"), unknown(m.MaxModelLen, "%d"), fewOf(m.Endpoints, 4))
+				stands := "-"
+				if m.By != "" {
+					stands = fmt.Sprintf("%s (%s)", fewOf(m.StandsFor, 4), m.By)
+				}
+				fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\n", m.ID, cmp.Or(m.Pool, "several"), cmp.Or(m.Base, "-"), stands,
+					unknown(m.MaxModelLen, "%d"), fewOf(m.Endpoints, 4))
 			}
 			return tw.Flush()
 		},

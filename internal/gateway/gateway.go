@@ -26,6 +26,7 @@ import (
 	"kvgate/internal/adapters"
 	"kvgate/internal/admin"
 	"kvgate/internal/auth"
+	"kvgate/internal/names"
 	"kvgate/internal/quota"
 	"kvgate/internal/tracing"
 	"kvgate/internal/version"
@@ -176,7 +177,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 		return nil, err
 	}
 	ao := admin.Options{
-		Table: g.table, Now: g.now, Metrics: g.metrics.Handler(), Recent: g.recent, Unseen: g.isUnseen, Missing: g.missing,
+		Table: g.table, Now: g.now, Metrics: g.metrics.Handler(), Recent: g.recent, Names: g.names, Unseen: g.isUnseen, Missing: g.missing,
 		Config: g.showConfig, Explain: g.Explain, Learned: g.learned, Explanation: g.explainer.get, InFlight: g.handler.Active, Waiting: g.waitingRequests,
 		Policy: func(pool string) string {
 			if p := g.decides.Load().policies[pool]; p != nil {
@@ -343,7 +344,7 @@ func (g *Gateway) Run(ctx context.Context) (Result, error) {
 	g.started.Store(true)
 	close(g.ready)
 	g.log.Info("ready", zap.String("listen", g.Addr()), zap.String("admin", g.AdminAddr()),
-		zap.Int("endpoints", len(g.table.Load().Rows)), zap.Strings("models", modelNames(g.table.Load(), 20)))
+		zap.Int("endpoints", len(g.table.Load().Rows)), zap.Strings("models", g.modelNames(g.table.Load(), 20)))
 	if g.o.Load != nil && g.o.WatchEvery > 0 {
 		running.Go(func() { g.watch(loops) })
 	}
@@ -539,13 +540,16 @@ func (g *Gateway) onReached(e *pool.Endpoint) {
 // isUnseen reports whether e has not been looked at yet.
 func (g *Gateway) isUnseen(e *pool.Endpoint) bool { return g.states.get(e) == "" }
 
-// modelNames are at most n names that are served, base models first.
-func modelNames(s *pool.Snapshot, n int) []string {
-	var names []string
-	for _, m := range admin.Models(s).Models {
-		names = append(names, m.ID)
+// names resolves the names of requests, as configured now.
+func (g *Gateway) names() *names.Resolver { return g.decides.Load().names }
+
+// modelNames are at most n names that clients may ask for, base models first.
+func (g *Gateway) modelNames(s *pool.Snapshot, n int) []string {
+	var ids []string
+	for _, m := range admin.Models(s, g.names()).Models {
+		ids = append(ids, m.ID)
 	}
-	return names[:min(n, len(names))]
+	return ids[:min(n, len(ids))]
 }
 
 var errNoReload = errors.New("this gateway was started without a file to reload")

@@ -2,13 +2,16 @@ package gateway
 
 import (
 	"context"
+	"encoding/json"
 	"io"
+	"maps"
 	"net/http"
 	"strings"
 	"sync"
 	"testing"
 
 	"kvgate/config"
+	"kvgate/internal/admin"
 	"kvgate/internal/modelsim"
 	"kvgate/pool"
 )
@@ -112,6 +115,27 @@ func TestRules(t *testing.T) {
 	ask("big:sql", 200, `"model":"big:sql"`)
 	ask("canary", 200, `"model":"canary"`)
 	ask("nobody", 404, "model_not_found")
+	// The operator is shown the names that clients are, with what they stand for.
+	var listed struct{ Data []struct{ ID string } }
+	var shown admin.ModelsView
+	for url, v := range map[string]any{"http://" + g.Addr() + "/v1/models": &listed, "http://" + g.AdminAddr() + "/debug/models": &shown} {
+		if _, body := get(t, url); json.Unmarshal([]byte(body), v) != nil {
+			t.Fatalf("%s: %s", url, body)
+		}
+	}
+	ids, stands := map[string]bool{}, map[string]string{}
+	for _, m := range listed.Data {
+		ids[m.ID] = true
+	}
+	for _, m := range shown.Models {
+		stands[m.ID] = strings.TrimSpace(m.By + " " + strings.Join(m.StandsFor, ","))
+	}
+	if len(ids) != len(stands) || len(shown.Models) != len(listed.Data) {
+		t.Errorf("clients are told %v, operators %v", ids, stands)
+	}
+	if want := map[string]string{"big": "", "sql": "", "small": "", "gpt": "alias big", "canary": "rule big,small", "quick": "rule big"}; !maps.Equal(stands, want) {
+		t.Errorf("names stand for %q; want %q", stands, want)
+	}
 	explain := func(model string, want ...string) {
 		t.Helper()
 		_, body := post(t, "http://"+g.AdminAddr()+"/debug/explain?format=text", chat(model, false, 2))

@@ -32,7 +32,7 @@ var allowed = map[string]string{
 	"internal/shared":   "",
 	"internal/lint":     "",
 	"internal/modelsim": "openai",
-	"internal/admin":    "pool openai scoring telemetry config metrics internal/version",
+	"internal/admin":    "pool openai scoring telemetry config metrics internal/names internal/version",
 	"internal/top":      "internal/admin",
 	"internal/tracing":  "telemetry",
 	"internal/gateway":  "*",
