@@ -68,6 +68,16 @@ func (r *Row) Fresh(now, maxAge Instant) bool {
 	return r.ScrapedAt != 0 && now-r.ScrapedAt <= maxAge && r.State&Blind == 0
 }
 
+// Stale reports whether the row's load was read longer than maxAge nanoseconds before now. One that was never read is
+// unknown, not stale.
+func (r *Row) Stale(now, maxAge Instant) bool { return r.ScrapedAt != 0 && now-r.ScrapedAt > maxAge }
+
+// Tells reports whether what the row's load says may be told of the endpoint as it is at now: it has been read, it is not
+// stale, and the endpoint is not down.
+func (r *Row) Tells(now, maxAge Instant) bool {
+	return r.ScrapedAt != 0 && !r.Stale(now, maxAge) && r.State&Unreachable == 0
+}
+
 // A Target is what a name in `model` stands for.
 type Target struct {
 	Name        string

@@ -54,6 +54,9 @@ type LoadView struct {
 	Engines               []EngineView `json:"engines"`
 	Foreign               *ForeignView `json:"foreign,omitempty"`
 	ScrapeAgeSeconds      *float64     `json:"scrape_age_seconds"`
+	// Stale: it is older than scrape.stale_after. What it says is kept, for deciding on a saved view, and not to be told
+	// of the endpoint as it is now; see [EndpointView.Now].
+	Stale bool `json:"stale,omitempty"`
 }
 
 // An EngineView is an [EngineLoad].
@@ -86,6 +89,15 @@ func known[T any](l Fields, f Fields, v T) *T {
 		return &v
 	}
 	return nil
+}
+
+// Now is what may be told of the endpoint's load as it is now: all of it, or nothing but its age where it is stale or the
+// endpoint is down.
+func (v *EndpointView) Now() LoadView {
+	if !v.Load.Stale && !slices.Contains(v.State, stateDown) {
+		return v.Load
+	}
+	return LoadView{ScrapeAgeSeconds: v.Load.ScrapeAgeSeconds, Stale: v.Load.Stale}
 }
 
 // View returns the snapshot as JSON-ready values at now.
@@ -166,6 +178,8 @@ func (r *Row) Healthy(now Instant) bool {
 	return r.State&(Unroutable|Unreachable) == 0 && r.EjectedUntil() <= now
 }
 
+const stateDown = "down"
+
 // States are the conditions of r at now, in the words of docs/terms.md; up when there is none.
 func (r *Row) States(now Instant) []string {
 	var s []string
@@ -173,7 +187,7 @@ func (r *Row) States(now Instant) []string {
 		on   bool
 		name string
 	}{
-		{r.State&Unreachable != 0, "down"},
+		{r.State&Unreachable != 0, stateDown},
 		{r.State&Draining != 0, "draining"},
 		{r.State&Sleeping != 0, "asleep"},
 		{r.State&NotReady != 0, "not_ready"},

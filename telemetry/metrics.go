@@ -28,6 +28,8 @@ type Options struct {
 	Sources func() []Source
 	// Usage says what the gateway itself has in use when the metrics are read. Without it there are no metrics of that.
 	Usage func() Usage
+	// StaleAfter is the age at which a load is no longer shown; nil: however old.
+	StaleAfter func() time.Duration
 	// MaxModels bounds how many names that clients made up become values of the model label (default 1000). Names that
 	// are configured or served are always shown.
 	MaxModels int

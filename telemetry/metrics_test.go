@@ -164,6 +164,34 @@ func TestUnknownIsAbsent(t *testing.T) {
 	}
 }
 
+// What an endpoint said long ago, or before it went down, is not shown as if it were so now; its age is.
+func TestOldLoadIsAbsent(t *testing.T) {
+	tab := testTable(t, "a")
+	e := tab.Load().Rows[0].Endpoint
+	tab.Observe(e, pool.Observation{Load: &pool.Load{
+		Known:   pool.KnowsRunning | pool.KnowsWaiting | pool.KnowsKVCacheUtilization | pool.KnowsKVCapacity,
+		Running: 3, Waiting: 2, KVCacheUtilization: 0.5, KVCapacityTokens: 1000,
+	}, At: 1e9})
+	now := pool.Instant(11e9)
+	m := New(Options{Table: tab, Now: func() pool.Instant { return now }, StaleAfter: func() time.Duration { return 10 * time.Second }})
+	const loads = 5
+	f := func(age string, want int) {
+		t.Helper()
+		got := page(t, m)
+		wantLines(t, got, `kvgate_scrape_age_seconds{endpoint="p/a"} `+age, `kvgate_endpoint_inflight_requests{endpoint="p/a"} 0`)
+		if n := len(regexp.MustCompile(`(?m)^kvgate_endpoint_(kv|waiting|running|foreign)`).FindAllString(got, -1)); n != want {
+			t.Errorf("%d series of a load that is %s s old; want %d:\n%s", n, age, want, got)
+		}
+	}
+	f("10", loads)
+	tab.SetState(e, pool.Unreachable, true, now)
+	f("10", 0)
+	tab.SetState(e, pool.Unreachable, false, now)
+	f("10", loads)
+	now += 1e9
+	f("11", 0)
+}
+
 // Field failure G3: labels that clients make up are bounded; configured and served names never fold.
 func TestClientsCannotMakeSeriesWithoutBound(t *testing.T) {
 	m := New(Options{MaxModels: 50})

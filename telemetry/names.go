@@ -182,11 +182,11 @@ var (
 	})
 	EndpointForeign = def(Definition{
 		Name: "kvgate_endpoint_foreign_requests", Kind: Gauge, Labels: []string{LabelEndpoint},
-		Help: "Requests on the endpoint that this gateway did not send. Absent before the first scrape.",
+		Help: "Requests on the endpoint that this gateway did not send. Absent when unknown.",
 	})
 	ScrapeAge = def(Definition{
 		Name: "kvgate_scrape_age_seconds", Kind: Gauge, Labels: []string{LabelEndpoint},
-		Help:  "Age of what is known of the endpoint. Absent before the first scrape.",
+		Help:  "Age of what the endpoint's metrics page said last. Absent before the first scrape.",
 		Query: `kvgate_scrape_age_seconds > 10`,
 	})
 	Scrapes = def(Definition{

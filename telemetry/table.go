@@ -1,6 +1,9 @@
 package telemetry
 
 import (
+	"math"
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"kvgate/pool"
@@ -10,6 +13,7 @@ import (
 type tableCollector struct {
 	table *pool.Table
 	now   func() pool.Instant
+	stale func() time.Duration
 	descs map[*Definition]*prometheus.Desc
 }
 
@@ -19,7 +23,10 @@ var tableDefinitions = []*Definition{
 }
 
 func newTableCollector(o *Options) *tableCollector {
-	c := &tableCollector{o.Table, o.Now, make(map[*Definition]*prometheus.Desc)}
+	c := &tableCollector{o.Table, o.Now, o.StaleAfter, make(map[*Definition]*prometheus.Desc)}
+	if c.stale == nil {
+		c.stale = func() time.Duration { return math.MaxInt64 }
+	}
 	for _, d := range tableDefinitions {
 		c.descs[d] = prometheus.NewDesc(d.Name, d.Help, d.Labels, nil)
 	}
@@ -35,7 +42,7 @@ func (c *tableCollector) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *tableCollector) Collect(ch chan<- prometheus.Metric) {
-	s, now := c.table.Load(), c.now()
+	s, now, staleAfter := c.table.Load(), c.now(), pool.Instant(c.stale())
 	gauge := func(d *Definition, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(c.descs[d], prometheus.GaugeValue, v, labels...)
 	}
@@ -64,6 +71,12 @@ func (c *tableCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(EndpointUp, up, id)
 		gauge(EndpointInflight, float64(b.Requests), id)
 		gauge(EndpointPendingTokens, float64(b.PendingTokens), id)
+		if r.ScrapedAt != 0 {
+			gauge(ScrapeAge, max(0, now.Sub(r.ScrapedAt).Seconds()), id)
+		}
+		if !r.Tells(now, staleAfter) {
+			continue
+		}
 		if l.Known.Has(pool.KnowsKVCacheUtilization) {
 			gauge(EndpointKVUtilization, l.KVCacheUtilization, id)
 		}
@@ -76,9 +89,6 @@ func (c *tableCollector) Collect(ch chan<- prometheus.Metric) {
 		if l.Known.Has(pool.KnowsRunning) {
 			gauge(EndpointRunning, float64(l.Running), id)
 		}
-		if r.ScrapedAt != 0 {
-			gauge(EndpointForeign, float64(r.Foreign.Requests), id)
-			gauge(ScrapeAge, max(0, now.Sub(r.ScrapedAt).Seconds()), id)
-		}
+		gauge(EndpointForeign, float64(r.Foreign.Requests), id)
 	}
 }

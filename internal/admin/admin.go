@@ -36,6 +36,8 @@ type Options struct {
 	Metrics http.Handler        // serves /metrics
 	Recent  *telemetry.Recent   // the last requests
 
+	// StaleAfter is the age at which a load is stale; nil: none is.
+	StaleAfter func() time.Duration
 	// Names returns what resolves names besides those that endpoints serve; nil: nothing does.
 	Names func() *names.Resolver
 	// Unseen reports whether an endpoint has not been looked at yet; nil: none is.
@@ -314,6 +316,7 @@ func (s *Server) view() pool.View {
 
 func (s *Server) viewRow(r *pool.Row, now pool.Instant) pool.EndpointView {
 	e := r.View(now)
+	e.Load.Stale = s.o.StaleAfter != nil && r.Stale(now, pool.Instant(s.o.StaleAfter()))
 	if failures, err := s.o.Table.LastError(r.Endpoint); err != nil {
 		e.Error = err.Error()
 		if failures > 1 {

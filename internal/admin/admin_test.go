@@ -8,8 +8,10 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -175,6 +177,32 @@ func TestDecisionsAreBounded(t *testing.T) {
 			t.Errorf("n=%s: %d", n, code)
 		}
 	}
+}
+
+// A load older than is believed is marked in the snapshot, which keeps it, and left out where people see what is so now.
+func TestOldLoadIsMarked(t *testing.T) {
+	tab := pool.NewTable([]pool.PoolSpec{{Name: "p", Models: []string{"m"}}}, pool.Options{})
+	if _, _, err := tab.SetEndpoints("p", []pool.Spec{{Pool: "p", URL: "http://127.0.0.1:1", Name: "a"}}, 1); err != nil {
+		t.Fatal(err)
+	}
+	e := tab.Load().Rows[0].Endpoint
+	tab.Observe(e, pool.Observation{Load: &pool.Load{Known: pool.KnowsRunning | pool.KnowsAdapters, Running: 2, Adapters: []string{"sql"}}, At: 1e9})
+	staleAfter := 10 * time.Second
+	url := serve(t, Options{Table: tab, StaleAfter: func() time.Duration { return staleAfter }}) // at 5 s
+	f := func(snapshot, live string) {
+		t.Helper()
+		for path, want := range map[string]string{"/debug/snapshot": snapshot, "/debug/live?once=1": live} {
+			if _, body := do(t, "GET", url+path, ""); !regexp.MustCompile(want).MatchString(body) {
+				t.Errorf("%s: %s; want %s", path, body, want)
+			}
+		}
+	}
+	f(`"running":2.*"scrape_age_seconds":4}`, `"running":2.*"adapters":\[.*sql`)
+	staleAfter = 3 * time.Second
+	f(`"running":2.*"scrape_age_seconds":4,"stale":true}`, `"running":null,"waiting":null,"foreign_requests":null,"max_adapters":null,"prefill`)
+	staleAfter = 10 * time.Second
+	tab.SetState(e, pool.Unreachable, true, 5e9)
+	f(`"state":\["down"\].*"running":2.*"scrape_age_seconds":4}`, `"running":null,"waiting":null,"foreign_requests":null,"max_adapters":null,"prefill`)
 }
 
 func TestModelsAreSorted(t *testing.T) {

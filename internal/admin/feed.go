@@ -284,6 +284,7 @@ func (f *feed) pools(snap *pool.Snapshot) []LivePool {
 
 func (f *feed) endpoint(r *pool.Row, at pool.Instant) LiveEndpoint {
 	v := f.s.viewRow(r, at)
+	v.Load = v.Now()
 	e := LiveEndpoint{
 		ID: v.ID, Pool: v.Pool, URL: v.URL, Dialect: v.Dialect, Healthy: v.Healthy, State: v.State, Error: v.Error,
 		KV: rounded(v.Load.KVCacheUtilization, 3), KVCapacity: v.Load.KVCapacityTokens,
@@ -291,7 +292,7 @@ func (f *feed) endpoint(r *pool.Row, at pool.Instant) LiveEndpoint {
 		Running: v.Load.Running, Waiting: v.Load.Waiting, MaxAdapters: v.Load.MaxAdapters,
 		PrefillRate: significant(v.PrefillTokensPerSecond),
 	}
-	if r.KVCapacity > 0 {
+	if r.KVCapacity > 0 && v.Load.Known {
 		free := max(0, int64(r.KVCapacity)-v.Booked.KVTokens-int64(r.Foreign.KVTokens))
 		e.KVHeadroom = &free
 	}
@@ -301,7 +302,7 @@ func (f *feed) endpoint(r *pool.Row, at pool.Instant) LiveEndpoint {
 	if len(v.Load.Engines) > 1 {
 		e.Engines = v.Load.Engines
 	}
-	f.adapters(r, &e)
+	f.adapters(r, v.Load.Adapters, &e)
 	return e
 }
 
@@ -340,18 +341,16 @@ func (x *facts) same(o *facts) bool {
 }
 
 // adapters lists what is believed to be loaded on r: what its server names, and what we sent there.
-func (f *feed) adapters(r *pool.Row, e *LiveEndpoint) {
+func (f *feed) adapters(r *pool.Row, told []string, e *LiveEndpoint) {
 	r.Endpoint.Adapters().Each(func(hash uint64, inFlight int, _ pool.Instant) bool {
 		if name := f.names[hash]; name != "" {
 			e.Adapters = append(e.Adapters, LiveAdapter{name, inFlight})
 		}
 		return true
 	})
-	if r.Load.Known.Has(pool.KnowsAdapters) {
-		for _, name := range r.Load.Adapters {
-			if !slices.ContainsFunc(e.Adapters, func(a LiveAdapter) bool { return a.Name == name }) {
-				e.Adapters = append(e.Adapters, LiveAdapter{Name: name})
-			}
+	for _, name := range told {
+		if !slices.ContainsFunc(e.Adapters, func(a LiveAdapter) bool { return a.Name == name }) {
+			e.Adapters = append(e.Adapters, LiveAdapter{Name: name})
 		}
 	}
 	slices.SortFunc(e.Adapters, func(a, b LiveAdapter) int {

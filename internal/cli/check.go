@@ -198,21 +198,25 @@ func count(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// endpointTable prints endpoints for people. Unknown is "?".
+// endpointTable prints endpoints for people. Unknown is "?", and so is what a load that is stale or of an endpoint that is
+// down said.
 func endpointTable(w io.Writer, views []pool.EndpointView) {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, "ENDPOINT\tDIALECT\tSTATE\tKV USED\tKV TOKENS\tRUNNING\tWAITING\tADAPTERS\tBOOKED\tPENDING\tAGE")
 	for i := range views {
 		v := &views[i]
 		state := cmp.Or(strings.Join(v.State, ","), "up")
-		l := &v.Load
+		l, age := v.Now(), unknown(v.Load.ScrapeAgeSeconds, "%.1fs")
+		if l.Stale {
+			age += " (stale)"
+		}
 		adapters := "?"
 		if l.Adapters != nil || l.MaxAdapters != nil {
 			adapters = fmt.Sprintf("%d/%s", len(l.Adapters), unknown(l.MaxAdapters, "%d"))
 		}
 		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\n", v.ID, cmp.Or(v.Dialect, "?"), state,
 			percent(l.KVCacheUtilization), unknown(l.KVCapacityTokens, "%d"), unknown(l.Running, "%d"), unknown(l.Waiting, "%d"), adapters,
-			v.Booked.Requests, v.Booked.PendingTokens, unknown(l.ScrapeAgeSeconds, "%.1fs"))
+			v.Booked.Requests, v.Booked.PendingTokens, age)
 	}
 	tw.Flush()
 }

@@ -149,7 +149,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 	g.decides.Store(b.decider())
 	// A page of observations is published at a time: with many endpoints, each by itself would copy the table too often.
 	g.table = pool.NewTable(b.pools, pool.Options{PublishEvery: publishEvery})
-	g.metrics = telemetry.New(telemetry.Options{Table: g.table, Now: g.now, Native: cfg.Metrics.NativeHistograms, Sources: g.sources, Usage: func() telemetry.Usage { return g.server.Usage() }})
+	g.metrics = telemetry.New(telemetry.Options{Table: g.table, Now: g.now, StaleAfter: g.staleAfter, Native: cfg.Metrics.NativeHistograms, Sources: g.sources, Usage: func() telemetry.Usage { return g.server.Usage() }})
 	g.metrics.SetReload(true, time.Now())
 	g.recent = telemetry.NewRecent(o.Recent)
 	g.explainer = newExplainer(cfg.Debug.ExplainShare, g.log)
@@ -177,7 +177,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 		return nil, err
 	}
 	ao := admin.Options{
-		Table: g.table, Now: g.now, Metrics: g.metrics.Handler(), Recent: g.recent, Names: g.names, Unseen: g.isUnseen, Missing: g.missing,
+		Table: g.table, Now: g.now, Metrics: g.metrics.Handler(), Recent: g.recent, Names: g.names, StaleAfter: g.staleAfter, Unseen: g.isUnseen, Missing: g.missing,
 		Config: g.showConfig, Explain: g.Explain, Learned: g.learned, Explanation: g.explainer.get, InFlight: g.handler.Active, Waiting: g.waitingRequests,
 		Policy: func(pool string) string {
 			if p := g.decides.Load().policies[pool]; p != nil {
@@ -241,6 +241,9 @@ func (g *Gateway) newDataPath(cfg *config.Config, b *parts, sink telemetry.Sink)
 
 // now is the clock of everything in this gateway: monotonic, and never the zero Instant.
 func (g *Gateway) now() pool.Instant { return pool.Instant(time.Since(g.start)) + 1 }
+
+// staleAfter is the age at which a load is no longer believed.
+func (g *Gateway) staleAfter() time.Duration { return g.cfg.Load().Scrape.StaleAfter }
 
 // Table returns the table that requests are decided on.
 func (g *Gateway) Table() *pool.Table { return g.table }

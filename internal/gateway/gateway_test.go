@@ -361,6 +361,10 @@ func TestNothingIsUp(t *testing.T) {
 	eventually(t, "known", func() bool { return g.Table().Load().Rows[0].ScrapedAt != 0 })
 	a.OOM(2 * time.Second) // cuts what is open, too
 	eventually(t, "not ready", func() bool { code, _ := get(t, adminURL+"/-/ready"); return code == 503 })
+	if _, page := get(t, adminURL+"/metrics"); strings.Contains(page, "kvgate_endpoint_up{endpoint=\"p/"+a.Addr()+"\"} 0\n") &&
+		strings.Contains(page, "kvgate_endpoint_running_requests{") {
+		t.Error("what an endpoint ran before it went down is shown as if it ran now")
+	}
 	eventually(t, "ready again", func() bool { code, _ := get(t, adminURL+"/-/ready"); return code == 200 })
 	for _, line := range []string{`"from":"unknown","to":"down"`, `"from":"down","to":"up"`, `"from":"up","to":"down"`} {
 		if !strings.Contains(g.log.String(), line) {
