@@ -1,6 +1,9 @@
 package pool
 
-import "slices"
+import (
+	"slices"
+	"strings"
+)
 
 // A View is a snapshot as JSON: what /debug/snapshot and `kvgate check --probe --json` print. Its field names are a
 // contract; it only gains fields. What is unknown is null or absent, never 0.
@@ -179,6 +182,9 @@ func (r *Row) Healthy(now Instant) bool {
 }
 
 const stateDown = "down"
+
+// StateWords are [Row.States] as one text, for logs.
+func (r *Row) StateWords(now Instant) string { return strings.Join(r.States(now), ",") }
 
 // States are the conditions of r at now, in the words of docs/terms.md; up when there is none.
 func (r *Row) States(now Instant) []string {

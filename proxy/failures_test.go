@@ -6,12 +6,16 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"kvgate/pool"
 )
@@ -704,9 +708,10 @@ func TestProbe(t *testing.T) {
 	addr := ln.Addr().String()
 	ln.Close()
 	good := newMock(t, chat)
+	core, log := observer.New(zap.InfoLevel)
 	g := newGate(t, []*mock{good}, withPool(func(o *PoolOptions) {
 		o.Health = HealthOptions{BasePause: 50 * time.Millisecond, MaxPause: 100 * time.Millisecond}
-	}))
+	}), withOptions(func(o *Options, _ *ServerOptions) { o.Log = zap.New(core) }))
 	if _, _, err := g.table.SetEndpoints("p", []pool.Spec{{Pool: "p", URL: good.url()}, {Pool: "p", URL: "http://" + addr}}, g.now()); err != nil {
 		t.Fatal(err)
 	}
@@ -722,10 +727,34 @@ func TestProbe(t *testing.T) {
 	if bad.EjectedUntil() <= g.now() {
 		t.Error("it was readmitted though it refuses connections")
 	}
+	// Nor is one that is down, however few are left: there is nothing to readmit.
+	setDown := func(down bool) {
+		for _, r := range g.table.Load().Rows {
+			g.table.SetState(r.Endpoint, pool.Unreachable, down || r.Endpoint == bad, g.now())
+		}
+	}
+	setDown(true)
+	probed := ep.health.ejections.Load()
+	eventually(t, "more probes", func() bool { return ep.health.ejections.Load() >= probed+2 })
+	if bad.EjectedUntil() <= g.now() {
+		t.Error("it was readmitted though it is down")
+	}
+	setDown(false)
 	if ln, err = net.Listen("tcp", addr); err != nil {
 		t.Skip("the port is taken by now:", err)
 	}
 	back := startMock(t, ln, chat)
+	eventually(t, "the ejection to end", func() bool { return bad.EjectedUntil() <= g.now() })
+	g.table.SetState(bad, pool.Unreachable, false, g.now())
+	var changes []string
+	for _, e := range log.All() {
+		if f := e.ContextMap(); f["from"] != nil {
+			changes = append(changes, fmt.Sprintf("%s: %s to %s", e.Message, f["from"], f["to"]))
+		}
+	}
+	if want := []string{"endpoint ejected: up to ejected", "endpoint readmitted: down,ejected to down"}; !slices.Equal(changes, want) {
+		t.Errorf("the log says %q; want %q", changes, want)
+	}
 	eventually(t, "the endpoint to get requests again", func() bool { g.do(plainBody); return back.requests.Load() > 0 })
 	eventually(t, "the ejections to be forgiven", func() bool { g.do(plainBody); return ep.health.ejections.Load() == 0 })
 }

@@ -91,10 +91,11 @@ func (h *Handler) failed(ep *endpoint, o *PoolOptions, f *failure) {
 	if !h.mayEject(ep.Endpoint, o, now) {
 		return
 	}
+	from := h.states(ep, now)
 	h.eject(ep, o, now)
 	fields := []zap.Field{
-		zap.String("endpoint", ep.ID), zap.String("from", "up"), zap.String("to", "ejected"),
-		zap.Int32("after", ep.health.failures.Load()), zap.Duration("pause", pause(&o.Health, ep.health.ejections.Load())),
+		zap.String("endpoint", ep.ID), zap.String("from", from), zap.String("to", h.states(ep, now)),
+		zap.Int32("failures", ep.health.failures.Load()), zap.Duration("pause_seconds", pause(&o.Health, ep.health.ejections.Load())),
 	}
 	if f != nil {
 		fields = append(fields, zap.Error(f))
@@ -185,10 +186,37 @@ func (h *Handler) tendOnce() {
 				defer ep.health.probing.Store(false)
 				h.probe(ep, o)
 			})
-		case at > now && h.panicking(ep.Endpoint, o, now):
+		case at > now && !h.down(ep) && h.panicking(ep.Endpoint, o, now):
 			h.readmit(ep, "too few endpoints are left")
 		}
 	}
+}
+
+// down reports whether ep takes no connections: then there is nothing to readmit.
+func (h *Handler) down(ep *endpoint) bool {
+	r := rowOf(h.table.Load(), ep.Endpoint)
+	return r != nil && r.State&pool.Unreachable != 0
+}
+
+// states is what holds of ep at now, for the log; gone if discovery has dropped it.
+func (h *Handler) states(ep *endpoint, now pool.Instant) string {
+	if r := rowOf(h.table.Load(), ep.Endpoint); r != nil {
+		return r.StateWords(now)
+	}
+	return "gone"
+}
+
+// rowOf is e's row in s, nil if there is none.
+func rowOf(s *pool.Snapshot, e *pool.Endpoint) *pool.Row {
+	if i := s.Pool(e.Pool); i >= 0 {
+		rows := s.PoolRows(i)
+		for r := range rows {
+			if rows[r].Endpoint == e {
+				return &rows[r]
+			}
+		}
+	}
+	return nil
 }
 
 // panicking reports whether so few of e's pool are healthy that the ejected ones are better tried than spared.
@@ -236,7 +264,9 @@ func (h *Handler) readmit(ep *endpoint, why string) {
 	if o := routes.pools[ep.Pool]; o != nil {
 		ep.health.failures.Store(int32(o.Health.ConsecutiveFailures - 1)) // half open
 	}
-	ep.Readmit(h.opts.Now())
+	now := h.opts.Now()
+	from := h.states(ep, now)
+	ep.Readmit(now)
 	h.roomMade()
-	h.log.Info("endpoint readmitted", zap.String("endpoint", ep.ID), zap.String("from", "ejected"), zap.String("to", "up"), zap.String("why", why))
+	h.log.Info("endpoint readmitted", zap.String("endpoint", ep.ID), zap.String("from", from), zap.String("to", h.states(ep, now)), zap.String("why", why))
 }

@@ -163,7 +163,7 @@ func (s *Server) Shutdown(ctx context.Context) Drained {
 	lns := s.lns
 	s.mu.Unlock()
 	running := h.Active()
-	h.log.Debug("no new connections are taken", zap.Int("running", running), zap.Duration("timeout", s.o.DrainTimeout))
+	h.log.Debug("no new connections are taken", zap.Int("running", running), zap.Duration("timeout_seconds", s.o.DrainTimeout))
 	// fasthttp closes its listeners and idle connections, and waits for the others.
 	done := make(chan struct{})
 	go func() {

@@ -11,8 +11,9 @@ import (
 )
 
 // drainEndpoint has the endpoint take no new requests, or take them again. What runs there ends there. It holds until the
-// endpoint is re-admitted or leaves discovery.
+// endpoint is readmitted or leaves discovery.
 func (g *Gateway) drainEndpoint(id string, on bool) (found, changed bool) {
+	from := ""
 	s, now := g.table.Load(), g.now()
 	for i := range s.Rows {
 		r := &s.Rows[i]
@@ -20,6 +21,7 @@ func (g *Gateway) drainEndpoint(id string, on bool) (found, changed bool) {
 			continue
 		}
 		found = true
+		from = r.StateWords(now)
 		if g.table.SetState(r.Endpoint, pool.Draining, on, now) {
 			changed = true
 		}
@@ -29,11 +31,17 @@ func (g *Gateway) drainEndpoint(id string, on bool) (found, changed bool) {
 		}
 	}
 	if changed {
-		what := "endpoint re-admitted"
+		what := "endpoint readmitted"
 		if on {
-			what = "endpoint drained"
+			what = "endpoint draining"
 		}
-		g.log.Info(what, zap.String(telemetry.FieldEndpoint, id), zap.String("why", "admin request"))
+		to := ""
+		for i, rows := 0, g.table.Load().Rows; i < len(rows); i++ {
+			if rows[i].Endpoint.ID == id {
+				to = rows[i].StateWords(now)
+			}
+		}
+		g.log.Info(what, zap.String(telemetry.FieldEndpoint, id), zap.String("from", from), zap.String("to", to), zap.String("why", "admin request"))
 	}
 	return found, changed
 }

@@ -346,8 +346,7 @@ func (g *Gateway) Run(ctx context.Context) (Result, error) {
 	}
 	g.started.Store(true)
 	close(g.ready)
-	g.log.Info("ready", zap.String("listen", g.Addr()), zap.String("admin", g.AdminAddr()),
-		zap.Int("endpoints", len(g.table.Load().Rows)), zap.Strings("models", g.modelNames(g.table.Load(), 20)))
+	g.logListening()
 	if g.o.Load != nil && g.o.WatchEvery > 0 {
 		running.Go(func() { g.watch(loops) })
 	}
@@ -360,11 +359,31 @@ func (g *Gateway) Run(ctx context.Context) (Result, error) {
 	return g.drain(), err
 }
 
+// logListening says that requests are taken, and whether there is anybody to send them to.
+func (g *Gateway) logListening() {
+	s, now := g.table.Load(), g.now()
+	up := 0
+	for i := range s.Rows {
+		if r := &s.Rows[i]; r.Healthy(now) && !g.isUnseen(r.Endpoint) {
+			up++
+		}
+	}
+	fields := []zap.Field{
+		zap.String("listen", g.Addr()), zap.String("admin", g.AdminAddr()),
+		zap.Int("endpoints", len(s.Rows)), zap.Int("endpoints_up", up), zap.Strings("models", g.modelNames(s, 20)),
+	}
+	if missing := g.missing(); len(missing) > 0 {
+		g.log.Warn("listening, not ready", append(fields, zap.Strings("missing", missing))...)
+		return
+	}
+	g.log.Info("ready", fields...)
+}
+
 // drain ends the data path as Run promises.
 func (g *Gateway) drain() Result {
 	g.draining.Store(true)
 	g.metrics.SetDraining()
-	g.log.Info("draining", zap.Int("running", g.handler.Active()), zap.Duration("delay", g.cfg.Load().Drain.Delay))
+	g.log.Info("draining", zap.Int("running", g.handler.Active()), zap.Duration("delay_seconds", g.cfg.Load().Drain.Delay))
 	progress, stop := context.WithCancel(context.Background())
 	var told sync.WaitGroup
 	told.Go(func() {
@@ -510,7 +529,36 @@ func (g *Gateway) onState(e *pool.Endpoint, from, to metrics.State, err error) {
 	if to == metrics.StateDown {
 		log = g.log.Warn
 	}
-	log("endpoint "+string(to), zap.String(telemetry.FieldEndpoint, e.ID), zap.String("from", string(from)), zap.String("to", string(to)), zap.Error(err))
+	was, is := g.statesAround(e, from, to)
+	log("endpoint "+string(to), zap.String(telemetry.FieldEndpoint, e.ID), zap.String("from", was), zap.String("to", is), zap.Error(err))
+}
+
+// statesAround is everything that held of e before scraping changed what it says of it, and what holds now: it may be
+// ejected or draining, too.
+func (g *Gateway) statesAround(e *pool.Endpoint, from, to metrics.State) (was, is string) {
+	s, now := g.table.Load(), g.now()
+	for i := range s.Rows {
+		if s.Rows[i].Endpoint != e {
+			continue
+		}
+		row := s.Rows[i]
+		words := func(st metrics.State) string {
+			row.State &^= pool.Unreachable | pool.Sleeping | pool.Unmeasured
+			switch st {
+			case metrics.StateUnknown:
+				return string(st)
+			case metrics.StateDown:
+				row.State |= pool.Unreachable
+			case metrics.StateAsleep:
+				row.State |= pool.Sleeping
+			case metrics.StateUnmeasured:
+				row.State |= pool.Unmeasured
+			}
+			return row.StateWords(now)
+		}
+		return words(from), words(to)
+	}
+	return string(from), string(to)
 }
 
 // onRefused logs that e does not tell its models for want of a key, or that it does again.

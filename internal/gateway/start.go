@@ -38,7 +38,7 @@ func (g *Gateway) awaitFirstTable(ctx context.Context) bool {
 				return false
 			}
 			g.log.Warn("starting although not every endpoint has been looked at", zap.Strings("missing", g.unseen()),
-				zap.Bool("discovery_complete", discovered), zap.Duration("waited", g.o.StartTimeout))
+				zap.Bool("discovery_complete", discovered), zap.Duration("waited_seconds", g.o.StartTimeout))
 			return true
 		case <-t.C:
 		}

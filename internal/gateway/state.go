@@ -219,7 +219,7 @@ func (g *Gateway) loadState() {
 		return
 	}
 	if age := time.Since(st.SavedAt); age < -time.Minute || age > cfg.State.MaxAge {
-		g.log.Info("state file not used: it is too old", field, zap.Duration("age", age.Round(time.Second)), zap.Duration("max_age", cfg.State.MaxAge))
+		g.log.Info("state file not used: it is too old", field, zap.Duration("age_seconds", age.Round(time.Second)), zap.Duration("max_age_seconds", cfg.State.MaxAge))
 		return
 	}
 	g.reloading.Lock()
