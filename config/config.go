@@ -258,7 +258,8 @@ type Headers struct {
 
 // Debug is about answers that say how they came about, and about decisions that are kept to be explained.
 type Debug struct {
-	// Headers adds X-Kvgate-Endpoint, X-Kvgate-Outcome, X-Kvgate-Attempts and Server-Timing to every answer. Danger: clients then see the addresses of your endpoints.
+	// Headers adds X-Kvgate-Endpoint, X-Kvgate-Attempts and Server-Timing to every answer, and X-Kvgate-Outcome where the whole
+	// answer is there when its head is sent, unlike a stream's. Danger: clients then see the addresses of your endpoints.
 	Headers bool `yaml:"headers"`
 	// RequestHeader names a request header that asks for them, for one request, when its value is 1 or true. Danger:
 	// whoever may set it sees addresses; strip it from untrusted clients.

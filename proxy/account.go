@@ -336,7 +336,9 @@ func (x *exchange) appendDebugHeaders(b []byte, out Outcome) []byte {
 	if e := x.decision.Endpoint; e != nil {
 		b = append(append(append(b, "X-Kvgate-Endpoint: "...), e.ID...), "\r\n"...)
 	}
-	b = append(append(append(b, "X-Kvgate-Outcome: "...), out.String()...), "\r\n"...)
+	if out != notYet {
+		b = append(append(append(b, "X-Kvgate-Outcome: "...), out.String()...), "\r\n"...)
+	}
 	attempts := x.attempt
 	if x.conn != nil {
 		attempts++ // the one that is running

@@ -30,35 +30,105 @@ const (
 	numOutcomes
 )
 
-// outcomes is the table of what each means: the word, the status a client gets (0: none of ours), and OpenAI's error
-// type. The word is also the error's code.
+// notYet stands for the outcome of an answer that may still end in any way.
+const notYet = numOutcomes
+
+// outcomes is the table of what each means: the word, the status a client gets (0: none of ours), OpenAI's error type, and a
+// sentence for docs/outcomes.md. The word is also the error's code.
 var outcomes = [numOutcomes]struct {
-	word   string
-	status int
-	typ    string
+	word    string
+	status  int
+	typ     string
+	meaning string
 }{
-	OK:                   {"ok", 0, ""},
-	BadRequest:           {"bad_request", 400, "invalid_request_error"},
-	Unauthorized:         {"unauthorized", 401, "authentication_error"},
-	Forbidden:            {"forbidden", 403, "permission_error"},
-	NotFound:             {"not_found", 404, "invalid_request_error"},
-	ModelNotFound:        {"model_not_found", 404, "invalid_request_error"},
-	MethodNotAllowed:     {"method_not_allowed", 405, "invalid_request_error"},
-	RequestTimeout:       {"request_timeout", 408, "invalid_request_error"},
-	TooLarge:             {"too_large", 413, "invalid_request_error"},
-	UnsupportedMediaType: {"unsupported_media_type", 415, "invalid_request_error"},
-	HeadersTooLarge:      {"headers_too_large", 431, "invalid_request_error"},
-	Quota:                {"quota", 429, "rate_limit_error"},
-	Saturated:            {"saturated", 429, "rate_limit_error"},
-	QueueTimeout:         {"queue_timeout", 429, "rate_limit_error"},
-	NoEndpoints:          {"no_endpoints", 503, "server_error"},
-	ShuttingDown:         {"draining", 503, "server_error"},
-	EndpointConnect:      {"endpoint_connect", 502, "server_error"},
-	EndpointReset:        {"endpoint_reset", 502, "server_error"},
-	EndpointTimeout:      {"endpoint_timeout", 504, "server_error"},
-	EndpointStatus:       {"endpoint_status", 0, ""}, // as sent
-	ClientGone:           {"client_gone", 499, ""},   // in logs only
-	Internal:             {"internal", 500, "server_error"},
+	OK: {
+		"ok", 0, "",
+		"The server's answer was passed on to its end.",
+	},
+	BadRequest: {
+		"bad_request", 400, "invalid_request_error",
+		"The request can't be served as it is written: HTTP or JSON that parsers could read differently, no `model`, or longer than the context of every endpoint. The message says which.",
+	},
+	Unauthorized: {
+		"unauthorized", 401, "authentication_error",
+		"`auth` is on, and the request has no key or token, or none that is valid.",
+	},
+	Forbidden: {
+		"forbidden", 403, "permission_error",
+		"The key or token is valid and may not use what was asked for.",
+	},
+	NotFound: {
+		"not_found", 404, "invalid_request_error",
+		"The path is none of the model APIs.",
+	},
+	ModelNotFound: {
+		"model_not_found", 404, "invalid_request_error",
+		"No endpoint serves the name in `model`, or the caller may not know that one does.",
+	},
+	MethodNotAllowed: {
+		"method_not_allowed", 405, "invalid_request_error",
+		"The path exists, for other methods: `Allow` lists them.",
+	},
+	RequestTimeout: {
+		"request_timeout", 408, "invalid_request_error",
+		"The client took longer to send the request than `timeouts.header` or `timeouts.body` allows.",
+	},
+	TooLarge: {
+		"too_large", 413, "invalid_request_error",
+		"The body is larger than `limits.body_bytes`.",
+	},
+	UnsupportedMediaType: {
+		"unsupported_media_type", 415, "invalid_request_error",
+		"The body is of a type or a content coding that kvgate can't read.",
+	},
+	HeadersTooLarge: {
+		"headers_too_large", 431, "invalid_request_error",
+		"The header is larger than `limits.header_bytes`.",
+	},
+	Quota: {
+		"quota", 429, "rate_limit_error",
+		"The caller has used up a quota; `Retry-After` says when there is more.",
+	},
+	Saturated: {
+		"saturated", 429, "rate_limit_error",
+		"There is no room: too many requests or body bytes are in flight (`limits`), or the queue of the pool's `admission` is full.",
+	},
+	QueueTimeout: {
+		"queue_timeout", 429, "rate_limit_error",
+		"The request waited for `admission` as long as it may, and no endpoint had room.",
+	},
+	NoEndpoints: {
+		"no_endpoints", 503, "server_error",
+		"No endpoint can take the request: all that serve the name are draining, asleep or not ready, or there are none.",
+	},
+	ShuttingDown: {
+		"draining", 503, "server_error",
+		"kvgate is stopping and takes no new request on a connection that was open. New connections are refused by then, which no outcome tells of.",
+	},
+	EndpointConnect: {
+		"endpoint_connect", 502, "server_error",
+		"No connection to the endpoint came about.",
+	},
+	EndpointReset: {
+		"endpoint_reset", 502, "server_error",
+		"The endpoint broke the connection off, or sent what is no HTTP, before the end of the answer.",
+	},
+	EndpointTimeout: {
+		"endpoint_timeout", 504, "server_error",
+		"The endpoint took longer than `timeouts.first_token`, `timeouts.idle` or `timeouts.total` allows.",
+	},
+	EndpointStatus: {
+		"endpoint_status", 0, "",
+		"The server answered with an error, which was passed on, status and all; or a stream carried one.",
+	}, // as sent
+	ClientGone: {
+		"client_gone", 499, "",
+		"The client closed its connection before the end of the answer.",
+	}, // in logs only
+	Internal: {
+		"internal", 500, "server_error",
+		"kvgate made a mistake; the log has it. Please report it.",
+	},
 }
 
 // String returns the outcome's word.
@@ -69,6 +139,9 @@ func (o Outcome) Status() int { return outcomes[o].status }
 
 // ErrorType returns the error type, in OpenAI's words, of what the client is told.
 func (o Outcome) ErrorType() string { return outcomes[o].typ }
+
+// Meaning is a sentence on what o says, in Markdown.
+func (o Outcome) Meaning() string { return outcomes[o].meaning }
 
 // Outcomes yields every outcome, for documentation and tests that hold others to the list.
 func Outcomes(yield func(Outcome) bool) {

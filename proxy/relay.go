@@ -293,7 +293,11 @@ func (x *exchange) beginAnswer(fr framing, length int64) {
 		x.chunkedOut = true
 		b = append(b, "Transfer-Encoding: chunked\r\n"...)
 	}
-	x.out.b = x.endHead(b, x.relayed())
+	out := notYet
+	if x.resp.framing == noBody || x.resp.framing == byLength && x.part == nil && int64(len(x.conn.unread())) >= x.resp.length {
+		out = x.relayed() // nothing can go wrong with it any more
+	}
+	x.out.b = x.endHead(b, out)
 }
 
 // pass puts payload on its way, changed if it is to be.

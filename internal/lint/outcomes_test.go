@@ -16,10 +16,11 @@ func TestOutcomesAreDocumented(t *testing.T) {
 <!-- Made by make generate from proxy/outcome.go. -->
 
 Every request ends in one of these words. It is the ` + "`outcome`" + ` of the log line and of the metrics, the ` + "`code`" + ` of the error that
-the client gets, and the header ` + "`X-Kvgate-Outcome`" + ` where debugging is on.
+the client gets, and, where debugging is on, the header ` + "`X-Kvgate-Outcome`" + ` of answers that were there as a whole when their head
+was sent. A stream has no such header: how it ends is not known when it begins, and the log and the metrics tell.
 
-| outcome | status | error type |
-|---|---|---|
+| outcome | status | error type | means |
+|---|---|---|---|
 `)
 	seen := map[string]bool{}
 	for o := range proxy.Outcomes {
@@ -38,7 +39,10 @@ the client gets, and the header ` + "`X-Kvgate-Outcome`" + ` where debugging is 
 		default:
 			typ = "`" + o.ErrorType() + "`"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", o, status, typ)
+		if m := o.Meaning(); !strings.HasSuffix(m, ".") {
+			t.Errorf("outcome %s: its meaning is %q; want a sentence", o, m)
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", o, status, typ, o.Meaning())
 	}
 	generated(t, "docs/outcomes.md", b.String())
 }
