@@ -93,7 +93,7 @@ type Admin struct {
 	// Listen is its address, host:port. Danger: it has no authentication and shows endpoint addresses and profiles;
 	// keep it on loopback or behind a network policy.
 	Listen string `yaml:"listen" restart:"true" number:"true"`
-	// Token is what actions on the admin listener ask for, as "Authorization: Bearer …": drain or re-admit an endpoint,
+	// Token is what actions on the admin listener ask for, as "Authorization: Bearer …": drain or readmit an endpoint,
 	// change the log level, reload. Without it there are none but reload, which is then open to whoever reaches the
 	// listener. ${NAME} is taken from the environment.
 	Token Secret `yaml:"token" example:"${KVGATE_ADMIN_TOKEN}"`

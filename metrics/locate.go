@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -116,6 +117,9 @@ func (l *locator) detect(ctx context.Context) (*source, error) {
 	case l.metricsURL != "":
 		return l.try(ctx, l.metricsURL, nil)
 	case err != nil && l.note(err) && (faultOf(err) != FaultStatus || loading(err)):
+		if e, ok := errors.AsType[*Error](err); ok && e.Fault.Unconnected() { // which page was asked for first is no matter
+			e.URL = l.base + "/metrics"
+		}
 		return nil, err
 	}
 	if !l.drains {

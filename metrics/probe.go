@@ -87,7 +87,7 @@ func (r *Result) explain(src *source, err error, wall time.Time) {
 	for _, f := range fieldNames {
 		if r.Load.Known.Has(f.field) {
 			r.Understood = append(r.Understood, f.name)
-		} else {
+		} else if f.field != pool.KnowsAdapterSlots || !r.Load.Known.Has(pool.KnowsAdapters) { // names say more than their count
 			r.Missing = append(r.Missing, f.name)
 		}
 	}

@@ -120,7 +120,7 @@ func (e *Endpoint) TakeIn(tokens int64) { e.live.intakeTokens.Add(tokens) }
 // EjectedUntil is the instant until which passive health checking keeps requests away; zero when it doesn't.
 func (e *Endpoint) EjectedUntil() Instant { return e.live.ejectedUntil.Load() }
 
-// SetEjectedUntil ejects e until t, or re-admits it when t is zero. An instant that has passed is when e came back: slow
+// SetEjectedUntil ejects e until t, or readmits it when t is zero. An instant that has passed is when e came back: slow
 // start counts from it, so Readmit is SetEjectedUntil(now).
 func (e *Endpoint) SetEjectedUntil(t Instant) { e.live.ejectedUntil.Store(t) }
 

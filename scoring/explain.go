@@ -262,10 +262,10 @@ func (e Explanation) String() string {
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	for i, r := range rows {
 		if i == 0 {
-			fmt.Fprint(w, "endpoint\tload\tbooked\tcached")
+			fmt.Fprint(w, "endpoint\tage\tbooked\tcached")
 			switch {
 			case r.Terms != nil:
-				fmt.Fprint(w, "\tpending\tnew\tkv\toverflow\tadapter\tstale\tslow start\tslowness\tcost\tseconds")
+				fmt.Fprint(w, "\tpending\tnew\tkv\toverflow\tadapter\tstale\tslow start\tslowness\tcost (tokens)\tseconds")
 			case len(r.Scores) > 0:
 				for _, s := range r.Scores {
 					fmt.Fprintf(w, "\t%s ×%g", s.Scorer, s.Weight)

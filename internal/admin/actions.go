@@ -30,7 +30,11 @@ func (s *Server) action(open bool, h http.HandlerFunc) http.HandlerFunc {
 		case !sameSecret(bearer(r), want):
 			s.o.Log.Warn("an action was refused for want of the admin token", zap.String("path", r.URL.Path), zap.String("client_addr", r.RemoteAddr))
 			w.Header().Set("WWW-Authenticate", "Bearer")
-			writeJSON(w, http.StatusUnauthorized, errorBody{"this needs the admin token: Authorization: Bearer …"})
+			what := "this needs the admin token, Authorization: Bearer …, and none was sent"
+			if bearer(r) != "" {
+				what = "the admin token that was sent is not the one in admin.token"
+			}
+			writeJSON(w, http.StatusUnauthorized, errorBody{what})
 			return
 		}
 		h(w, r)

@@ -407,11 +407,11 @@ func (m *ModelView) add(s *pool.Snapshot, t *pool.Target) {
 func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
-		status := http.StatusBadRequest
-		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-			status = http.StatusRequestEntityTooLarge
+		status, what := http.StatusBadRequest, "reading the body: "+err.Error()
+		if e, ok := errors.AsType[*http.MaxBytesError](err); ok {
+			status, what = http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is larger than limits.body_bytes, %d bytes", e.Limit)
 		}
-		writeJSON(w, status, errorBody{"reading the body: " + err.Error()})
+		writeJSON(w, status, errorBody{what})
 		return
 	}
 	path := r.URL.Query().Get("path")

@@ -179,6 +179,23 @@ func TestDecisionsAreBounded(t *testing.T) {
 	}
 }
 
+// A body that is too large is told the limit by its name, and a token that is missing from one that is wrong.
+func TestRefusalsSayWhy(t *testing.T) {
+	url := serve(t, Options{MaxBodyBytes: 10, Token: func() string { return "right" }, Explain: func(string, []byte) (scoring.Explanation, error) {
+		return scoring.Explanation{}, nil
+	}, Reload: func(context.Context) (ReloadResult, error) { return ReloadResult{}, nil }})
+	f := func(path, body string, want int, text string, header ...string) {
+		t.Helper()
+		if code, got := do(t, "POST", url+path, body, header...); code != want || !strings.Contains(got, text) {
+			t.Errorf("%s: %d %s; want %d and %q", path, code, got, want, text)
+		}
+	}
+	f("/debug/explain", "12345678901", 413, "limits.body_bytes, 10 bytes")
+	f("/-/reload", "", 401, "none was sent")
+	f("/-/reload", "", 401, "not the one", "Authorization", "Bearer wrong")
+	f("/-/reload", "", 200, "", "Authorization", "Bearer right")
+}
+
 // A load older than is believed is marked in the snapshot, which keeps it, and left out where people see what is so now.
 func TestOldLoadIsMarked(t *testing.T) {
 	tab := pool.NewTable([]pool.PoolSpec{{Name: "p", Models: []string{"m"}}}, pool.Options{})

@@ -71,7 +71,7 @@ func check(ctx context.Context, e *env, files []string, o checkOptions) error {
 	if o.json {
 		out = io.Discard
 	}
-	failed := 0
+	failed, unread, probed := 0, 0, 0 // files with mistakes; endpoints that could not be read, of how many
 	for _, file := range files {
 		f := checkedFile{File: file}
 		cfg, err := config.Load(file, gateway.ConfigOptions())
@@ -101,9 +101,13 @@ func check(ctx context.Context, e *env, files []string, o checkOptions) error {
 		}
 		rep.Files = append(rep.Files, f)
 		fmt.Fprintf(out, "%s: ok: %s, %s, policy %s\n", file, count(f.Pools, "pool"), count(f.Endpoints, "endpoint"), strings.Join(f.Policies, ", "))
-		if o.probe && !probe(ctx, cfg, o, out, &rep) {
-			rep.OK = false
-			failed++
+		if o.probe {
+			ok, bad, all := probe(ctx, cfg, o, out, &rep)
+			if !ok {
+				failed++
+			}
+			unread, probed = unread+bad, probed+all
+			rep.OK = rep.OK && ok && bad == 0
 		}
 	}
 	if o.json {
@@ -112,23 +116,30 @@ func check(ctx context.Context, e *env, files []string, o checkOptions) error {
 		}
 	}
 	switch {
-	case failed > 0 && o.json:
+	case !rep.OK && o.json:
 		return exitError{code: exitFailed} // standard output has said it
-	case failed > 0:
-		return exitError{exitFailed, fmt.Errorf("%d of %s failed the check", failed, count(len(files), "file"))}
+	case !rep.OK:
+		var what []string
+		if failed > 0 {
+			what = append(what, fmt.Sprintf("%d of %s failed the check", failed, count(len(files), "file")))
+		}
+		if unread > 0 {
+			what = append(what, fmt.Sprintf("%d of %s could not be read", unread, count(probed, "endpoint")))
+		}
+		return exitError{exitFailed, errors.New(strings.Join(what, "; "))}
 	case o.strict && len(rep.Problems.Warnings()) > 0:
 		return exitError{code: exitWarnings}
 	}
 	return nil
 }
 
-// probe looks at cfg's endpoints and reports whether all of them could be read.
-func probe(ctx context.Context, cfg *config.Config, o checkOptions, out io.Writer, rep *checkReport) bool {
+// probe looks at cfg's endpoints. It reports whether what cfg says fits them, and how many of them could not be read.
+func probe(ctx context.Context, cfg *config.Config, o checkOptions, out io.Writer, rep *checkReport) (ok bool, unread, all int) {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
 	found, err := gateway.Probe(ctx, cfg)
 	looks := found.Looks
-	ok := err == nil && len(looks) > 0
+	ok = err == nil && len(looks) > 0
 	if err != nil {
 		rep.Problems = append(rep.Problems, config.Problem{File: cfg.File(), Message: err.Error(), Severity: config.Error})
 		fmt.Fprintf(out, "%s: %v\n", cfg.File(), err)
@@ -153,7 +164,9 @@ func probe(ctx context.Context, cfg *config.Config, o checkOptions, out io.Write
 			}
 			rep.Notes[l.View.ID] = l.Notes
 		}
-		ok = ok && l.View.Error == ""
+		if l.View.Error != "" {
+			unread++
+		}
 	}
 	rep.Endpoints = append(rep.Endpoints, views...)
 	if len(views) > 0 {
@@ -178,7 +191,7 @@ func probe(ctx context.Context, cfg *config.Config, o checkOptions, out io.Write
 			fmt.Fprintf(out, "  note: %s\n", n)
 		}
 	}
-	return ok
+	return ok, unread, len(looks)
 }
 
 func policyName(p *config.Policy) string {

@@ -22,7 +22,7 @@ func newEndpoints(e *env) *cobra.Command {
 		Use:   "endpoints [--json]",
 		Short: "List the endpoints of a running gateway, what is known of them, and where they were found",
 		Example: `  kvgate endpoints
-  kvgate endpoints --json | jq '.endpoints[] | select(.healthy | not)'`,
+  kvgate endpoints --json | jq '.endpoints[] | select(.state != ["up"])'`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			var v struct {
@@ -40,8 +40,14 @@ func newEndpoints(e *env) *cobra.Command {
 			}
 			endpointTable(e.stdout, v.Endpoints)
 			for i := range v.Endpoints {
-				if ep := &v.Endpoints[i]; ep.Error != "" {
+				ep := &v.Endpoints[i]
+				if ep.Error != "" {
 					fmt.Fprintf(e.stdout, "%s: %s\n", ep.ID, ep.Error)
+				}
+				for _, st := range ep.State {
+					if why := stateReasons[st]; why != "" {
+						fmt.Fprintf(e.stdout, "%s: %s: %s\n", ep.ID, st, why)
+					}
 				}
 			}
 			fmt.Fprintln(e.stdout)
@@ -70,6 +76,13 @@ func sourceTable(w io.Writer, sources []discovery.Status, now time.Time) error {
 		fmt.Fprintf(tw, "%s\t%s\t%d\t%s\t%s\n", s.Pool, s.Source, s.Targets, found, problem)
 	}
 	return tw.Flush()
+}
+
+// stateReasons say who is behind a state that no error tells of.
+var stateReasons = map[string]string{
+	"draining":  "by an action on the admin listener (dashboard or POST /-/drain); POST /-/readmit?endpoint=ID undoes it",
+	"not_ready": "discovery says so",
+	"asleep":    "the server says so",
 }
 
 func newModels(e *env) *cobra.Command {

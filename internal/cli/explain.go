@@ -62,6 +62,9 @@ and learned of every endpoint and model, but not which prefixes were cached wher
 				x, err = explainRunning(c.Context(), &a, path, body)
 			}
 			if err != nil {
+				if model != "" && c.Flags().Changed("prompt-tokens") {
+					err = fmt.Errorf("a request of %d bytes, made for --prompt-tokens %d: %w", len(body), promptTokens, err)
+				}
 				return err
 			}
 			if asJSON {

@@ -26,7 +26,7 @@ func newReload(e *env) *cobra.Command {
 			}
 			if status != http.StatusOK {
 				if status == http.StatusUnauthorized {
-					return withTry(errors.New("the gateway asks for its admin token"), "kvgate reload --token-file FILE")
+					return withTry(errors.New(firstLine(data)), "kvgate reload --token-file FILE, or the token in the environment variable KVGATE_ADMIN_TOKEN")
 				}
 				var body struct{ Error string }
 				if json.Unmarshal(data, &body) == nil && body.Error != "" {

@@ -25,12 +25,17 @@ const (
 	exitForced   = 4 // a second signal ended the drain
 )
 
-const exitHelp = `Exit codes:
-  0  it worked
-  1  it failed; the reason is on standard error
-  2  the command line was wrong
-  3  check --strict found warnings
-  4  serve was told to stop twice and cut off what was still running`
+// exitHelp are the exit codes that a command can have; root tells of all.
+func exitHelp(c *cobra.Command) string {
+	b := "Exit codes:\n  0  it worked\n  1  it failed; the reason is on standard error\n  2  the command line was wrong"
+	if all := c == c.Root(); all || c.Name() == "check" {
+		b += "\n  3  check --strict found warnings"
+	}
+	if all := c == c.Root(); all || c.Name() == "serve" {
+		b += "\n  4  serve was told to stop twice and cut off what was still running"
+	}
+	return b
+}
 
 // env is what a command may touch of the world.
 type env struct {
@@ -163,7 +168,7 @@ already holds the adapter, already holds the prompt's prefix and has room in its
 	root.AddCommand(commands(e)...)
 	root.SetUsageTemplate(usageTemplate)
 	root.SetHelpTemplate("{{with (or .Long .Short)}}{{. | trimTrailingWhitespaces}}{{end}}\n\n{{.UsageString}}")
-	cobra.AddTemplateFunc("exitHelp", func() string { return exitHelp })
+	cobra.AddTemplateFunc("exitHelp", exitHelp)
 	cobra.AddTemplateFunc("exitCodes", func(c *cobra.Command) bool {
 		return c == c.Root() || slices.Contains([]string{"serve", "check"}, c.Name())
 	})
@@ -207,7 +212,7 @@ Commands:{{range .Commands}}{{if .IsAvailableCommand}}
 Flags:
 {{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}{{- if exitCodes .}}
 
-{{exitHelp}}{{end}}
+{{exitHelp .}}{{end}}
 `
 
 // helpOrUnknown runs commands that only have subcommands.

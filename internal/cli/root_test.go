@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -169,7 +170,26 @@ func TestHelpIsComplete(t *testing.T) {
 		if code != 0 || strings.Contains(stdout, "Exit codes:") != wantCodes || !strings.Contains(stdout, "Usage:") || stderr != "" {
 			t.Errorf("%v: code %d, stderr %q, stdout\n%s", args, code, stderr, stdout)
 		}
+		root := c.Name() == "kvgate" || c.Name() == "help"
+		if strings.Contains(stdout, "check --strict found") != (root || c.Name() == "check") || strings.Contains(stdout, "told to stop twice") != (root || c.Name() == "serve") {
+			t.Errorf("%v: exit codes that it can't have, or not those it can:\n%s", args, stdout)
+		}
 	})
+}
+
+// What failed of a check is what is said to have failed: a file that is right is not blamed for servers that are down.
+func TestProbeBlamesServers(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "c.yaml")
+	if err := os.WriteFile(file, []byte("pools: [{name: p, discovery: {static: ['http://127.0.0.1:1', 'http://127.0.0.1:2']}}]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, stderr := run(t, "", "check", "--probe", file)
+	if code != 1 || stderr != "kvgate: 2 of 2 endpoints could not be read\n" {
+		t.Errorf("%d %q", code, stderr)
+	}
+	if !strings.Contains(stdout, "scrape http://127.0.0.1:1/metrics: ") || strings.Contains(stdout, "/props") {
+		t.Errorf("the page that a user expects is not named:\n%s", stdout)
+	}
 }
 
 func TestEnvironmentSetsFlags(t *testing.T) {

@@ -27,8 +27,8 @@ func newServe(e *env) *cobra.Command {
 		Long: `Run the gateway in the foreground, as FILE says.
 
 SIGHUP, a change of the file, or POST /-/reload on the admin listener reload it: all of it or, if anything in it is wrong,
-nothing. SIGTERM and SIGINT drain: /-/ready fails at once, after drain.delay no new requests are accepted, and what still
-runs after drain.timeout is cut off. A second signal cuts it off at once, with exit code 4.
+nothing. SIGTERM and SIGINT (Ctrl-C) drain: /-/ready fails at once, after drain.delay, also with nothing running, no new
+requests are accepted, and what still runs after drain.timeout is cut off. A second signal cuts it off at once, with exit code 4.
 
 Under systemd it says when it is ready, reloading and stopping (Type=notify-reload), and serves on the sockets of a socket
 unit, if there is one: a restart then refuses no connection. A socket named admin is the admin listener's.`,
