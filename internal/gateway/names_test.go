@@ -133,7 +133,7 @@ func TestRules(t *testing.T) {
 	if len(ids) != len(stands) || len(shown.Models) != len(listed.Data) {
 		t.Errorf("clients are told %v, operators %v", ids, stands)
 	}
-	if want := map[string]string{"big": "", "sql": "", "small": "", "gpt": "alias big", "canary": "rule big,small", "quick": "rule big"}; !maps.Equal(stands, want) {
+	if want := map[string]string{"big": "", "sql": "", "small": "", "gpt": "alias big", "canary": "rule big,small", "quick": "rule big", "safe": "rule big,small"}; !maps.Equal(stands, want) {
 		t.Errorf("names stand for %q; want %q", stands, want)
 	}
 	explain := func(model string, want ...string) {
