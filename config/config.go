@@ -118,6 +118,11 @@ type Log struct {
 	Access string `yaml:"access" enum:"on,off,sample"`
 	// AccessSampleRatio is the share of successful requests that access: sample writes, 0..1.
 	AccessSampleRatio float64 `yaml:"access_sample_ratio" min:"0" max:"1"`
+	// AccessSkip are paths whose requests are not logged when they went well, such as those that health checks ask for.
+	AccessSkip []string `yaml:"access_skip" example:"[/v1/models]"`
+	// Slow is how long a request may take until it is logged once more, as a warning with where its time went and why it went
+	// where it went, at most ten a second. 0s: never.
+	Slow time.Duration `yaml:"slow" min:"0s" max:"24h"`
 	// File is where the log goes. Without it, standard error. A reload opens it anew, which suits log rotation.
 	File string `yaml:"file" example:"/var/log/kvgate.log" path:"any"`
 }

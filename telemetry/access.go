@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"unicode/utf8"
 
@@ -19,6 +20,8 @@ type AccessLog struct {
 	// is written always.
 	Sample      bool
 	SampleRatio float64
+	// Skip are paths whose requests with outcome ok are not written.
+	Skip []string
 	// Random is a uniform number in [0,1); rand.Float64 if nil.
 	Random func() float64
 }
@@ -30,7 +33,7 @@ var fieldsPool = sync.Pool{New: func() any { return new([32]zap.Field) }}
 
 // Observe implements [Sink].
 func (l *AccessLog) Observe(r *Record) {
-	if l.Off || l.Sample && r.Outcome == "ok" && l.random() >= l.SampleRatio {
+	if l.Off || r.Outcome == "ok" && (l.Sample && l.random() >= l.SampleRatio || slices.Contains(l.Skip, r.Path)) {
 		return
 	}
 	ce := l.Logger.Check(zapcore.InfoLevel, "request")

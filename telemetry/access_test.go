@@ -92,3 +92,17 @@ func TestAccessSampling(t *testing.T) {
 		t.Errorf("off, and yet: %s", buf.String())
 	}
 }
+
+func TestAccessLogSkipsPathsThatWentWell(t *testing.T) {
+	var buf bytes.Buffer
+	l := &AccessLog{Logger: testLogger(&buf), Skip: []string{"/v1/models"}}
+	l.Observe(&Record{Path: "/v1/models", Outcome: "ok", Status: 200})
+	if buf.Len() > 0 {
+		t.Errorf("written: %s", buf.String())
+	}
+	l.Observe(&Record{Path: "/v1/models", Outcome: "internal", Status: 500})
+	l.Observe(&Record{Path: "/v1/chat/completions", Outcome: "ok", Status: 200})
+	if n := strings.Count(buf.String(), "\n"); n != 2 {
+		t.Errorf("%d lines; want 2", n)
+	}
+}

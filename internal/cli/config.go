@@ -52,6 +52,17 @@ uses.`,
 	_ = show.MarkFlagFilename("config", "yaml", "yml")
 	adminFlags(show, &a)
 	c.AddCommand(show, &cobra.Command{
+		Use:   "schema",
+		Short: "Print the file format as JSON Schema, for editors",
+		Long: `Print the file format as JSON Schema. An editor with a YAML language server then completes keys, shows their documentation
+and underlines mistakes; begin the file with: # yaml-language-server: $schema=kvgate.schema.json`,
+		Example: "  kvgate config schema > kvgate.schema.json",
+		Args:    noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			_, err := e.stdout.Write(config.Schema(gateway.ConfigOptions()))
+			return err
+		},
+	}, &cobra.Command{
 		Use:     "default",
 		Short:   "Print a file with every key, its default and what it is for",
 		Example: "  kvgate config default > config.yaml",

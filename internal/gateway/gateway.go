@@ -153,6 +153,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 	g.metrics.SetReload(true, time.Now())
 	g.recent = telemetry.NewRecent(o.Recent)
 	g.explainer = newExplainer(cfg.Debug.ExplainShare, g.log)
+	g.logs.explanation = g.explainer.get
 	if g.scrapers, err = metrics.NewManager(g.table, b.scrape); err != nil {
 		return nil, err
 	}

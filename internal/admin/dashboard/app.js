@@ -576,11 +576,18 @@ function show(kind, id, title) {
 }
 function closeDetail(push = true) {
   if (!state.detail) return;
+  const was = state.detail;
   state.detail = null;
   clearInterval(detailTimer);
   $("detail").hidden = true;
   if (push) history.pushState(null, "", location.pathname);
-  opener?.isConnected && opener.focus({ preventScroll: true });
+  // Rows may have moved meanwhile: back to the endpoint, not to the place where it was.
+  if (was.kind === "endpoint" && state.gateway) {
+    state.cursor = was.id;
+    drawEndpoints();
+    opener = $("endpoints").tBodies[0].pool?.find((tr) => tr.data.id === was.id) || opener;
+  }
+  if (opener?.isConnected) opener.focus({ preventScroll: true });
   draw();
 }
 function fromHash() {
