@@ -93,15 +93,20 @@ func TestOverview(t *testing.T) {
 	p.shot("narrow-light")
 }
 
+type accessible struct {
+	Value any `json:"value"`
+}
+
 // named checks that whatever can be operated has a name to be read out.
 func (p *page) named() {
 	p.t.Helper()
 	// By hand: the library refuses words that are newer than it is.
 	var tree struct {
 		Nodes []struct {
-			Ignored    bool
-			Role, Name struct{ Value any }
-		}
+			Ignored bool      `json:"ignored"`
+			Role    accessible `json:"role"`
+			Name    accessible `json:"name"`
+		} `json:"nodes"`
 	}
 	p.run(chromedp.ActionFunc(func(ctx context.Context) error { return cdp.Execute(ctx, "Accessibility.getFullAXTree", nil, &tree) }))
 	seen := 0
