@@ -518,7 +518,7 @@ function why(r) {
   }
   if (r.runner_up && r.cost != null && r.runner_up_cost != null) {
     const by = Math.abs(r.runner_up_cost - r.cost);
-    words.push(by < 1e-6 || by < 1 && r.cost > 10 ? "a tie" : by > 3e7 ? "only one free" : "ahead by " + count(Math.round(by * 100) / 100));
+    words.push(by < 1e-6 || by < 1 && r.cost > 10 ? "a tie" : by > 3e7 ? "only one free" : "ahead by " + (by < 10 ? trim(by, 2) : count(Math.round(by))));
   } else if (r.cost != null && !r.runner_up) words.push("only one");
   return words.join(", ") || unknown;
 }
@@ -609,7 +609,7 @@ function openEndpoint(id) {
   const body = $("detail-body");
   body.replaceChildren();
   const top = h("div"), actions = h("div", { class: "buttons", style: { justifyContent: "flex-start" } }), result = h("p", { role: "status" });
-  const list = h("table", {}, h("thead"), h("tbody"));
+  const list = h("table", { "aria-label": "Its last decisions" }, h("thead"), h("tbody"));
   head(list, detailRequestColumns);
   const note = h("p", { class: "note" });
   body.append(top, actions, result, h("h3", {}, "Its last decisions"), h("div", { class: "scroll" }, list), note);
@@ -634,7 +634,7 @@ function openEndpoint(id) {
           e.more_adapters ? h("span", { class: "muted" }, "and " + e.more_adapters + " more") : adapters(e) ? null : h("span", { class: "muted" }, "none seen yet")));
     }
     if (e.engines) {
-      parts.push(h("h3", {}, "Engines"), h("table", {}, h("thead", {}, h("tr", {}, ["Engine", "KV cache", "Running", "Waiting"].map((t, i) => h("th", { scope: "col", class: i > 1 ? "num" : null }, t)))),
+      parts.push(h("h3", {}, "Engines"), h("table", { "aria-label": "Engines" }, h("thead", {}, h("tr", {}, ["Engine", "KV cache", "Running", "Waiting"].map((t, i) => h("th", { scope: "col", class: i > 1 ? "num" : null }, t)))),
         h("tbody", {}, e.engines.map((g) => { const td = h("td"); meter(td, g.kv_cache_utilization, ""); return h("tr", {}, h("td", {}, g.id), td, h("td", { class: "num" }, count(g.running)), h("td", { class: "num" }, count(g.waiting))); }))));
     }
     top.replaceChildren(...parts.filter(Boolean));
@@ -706,7 +706,7 @@ function timeline(r) {
   const sum = parts.reduce((s, p) => s + p.s, 0) || 1;
   return [h("h3", {}, "Where its time went"),
     h("div", { class: "timeline", "aria-hidden": "true" }, parts.map((p) => h("i", { class: "c-" + p.key, style: { width: (p.s / sum * 100).toFixed(2) + "%" }, title: p.name }))),
-    h("table", { class: "plain" }, h("tbody", {}, parts.map((p) => h("tr", {}, h("td", {}, h("span", { class: "square c-" + p.key, "aria-hidden": "true" }), p.name), h("td", { class: "muted" }, p.more || ""), h("td", { class: "num" }, seconds(p.s)), h("td", { class: "num muted" }, percent(p.s / sum))))))];
+    h("table", { "aria-label": "Where its time went", class: "plain" }, h("tbody", {}, parts.map((p) => h("tr", {}, h("td", {}, h("span", { class: "square c-" + p.key, "aria-hidden": "true" }), p.name), h("td", { class: "muted" }, p.more || ""), h("td", { class: "num" }, seconds(p.s)), h("td", { class: "num muted" }, percent(p.s / sum))))))];
 }
 function prediction(r) {
   const a = actualTTFT(r);
@@ -717,7 +717,7 @@ function prediction(r) {
 }
 function attempted(r) {
   if (!r.attempts?.length) return [];
-  return [h("h3", {}, plural(r.attempts.length, "attempt")), h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Endpoint"), h("th", { scope: "col" }, "Outcome"), h("th", { scope: "col", class: "num" }, "Took"))),
+  return [h("h3", {}, plural(r.attempts.length, "attempt")), h("table", { "aria-label": "Attempts" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Endpoint"), h("th", { scope: "col" }, "Outcome"), h("th", { scope: "col", class: "num" }, "Took"))),
     h("tbody", {}, r.attempts.map((a) => { const tr = row([{}, {}, { class: "num" }], () => openEndpoint(a.endpoint)); setText(tr.cells[0], a.endpoint); setText(tr.cells[1], a.outcome); tr.cells[1].className = a.outcome === "ok" ? "muted" : "bad"; setText(tr.cells[2], seconds(a.seconds)); return tr; })))];
 }
 function decided(r) {
@@ -731,14 +731,14 @@ function decided(r) {
   }
   const auto = x.endpoints.some((e) => e.terms_tokens), scored = x.endpoints.find((e) => e.scores?.length)?.scores;
   out.push(h("p", {}, "Policy ", h("strong", {}, x.policy), ` on snapshot ${x.snapshot_version}: ${count(x.prompt_tokens)} prompt tokens, ${count(x.output_tokens)} of output expected. `,
-    x.panic ? h("span", { class: "bad" }, "Every endpoint was down or ejected, so all were tried. ") : "", x.runner_up ? `Ahead of ${x.runner_up} by ${count(Math.round(x.ahead_by * 100) / 100)} ${auto ? "tokens" : "of score"}.` : ""));
+    x.panic ? h("span", { class: "bad" }, "Every endpoint was down or ejected, so all were tried. ") : "", x.runner_up ? `Ahead of ${x.runner_up} by ${auto ? count(Math.round(x.ahead_by)) + " tokens" : trim(x.ahead_by, 3) + " of score"}.` : ""));
   if (auto) {
     const sum = (t) => (t.pending + t.new + t.kv + t.overflow) * t.slowness + t.adapter + t.stale + t.slow_start;
     const part = (t, k) => ["pending", "new", "kv", "overflow"].includes(k) ? t[k] * t.slowness : t[k];
     const most = Math.max(1, ...x.endpoints.filter((e) => e.terms_tokens).map((e) => sum(e.terms_tokens)));
     const used = termKeys.filter((k) => x.endpoints.some((e) => e.terms_tokens && part(e.terms_tokens, k) >= 0.5));
     out.push(h("div", { class: "legend" }, used.map((k) => h("span", { title: termTitles[k] }, h("span", { class: "square c-" + k, "aria-hidden": "true" }), termWords[k])), h("span", {}, "in prefill tokens; less is better")));
-    out.push(h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Endpoint"), h("th", { scope: "col" }, "Cost"), h("th", { scope: "col", class: "num" }, "Sum"), h("th", { scope: "col", class: "num", title: "The sum over the endpoint's prefill rate" }, "As time"), used.map((k) => h("th", { scope: "col", class: "num", title: termTitles[k] }, termWords[k])))),
+    out.push(h("div", { class: "scroll" }, h("table", { "aria-label": "Cost of each endpoint" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Endpoint"), h("th", { scope: "col" }, "Cost"), h("th", { scope: "col", class: "num" }, "Sum"), h("th", { scope: "col", class: "num", title: "The sum over the endpoint's prefill rate" }, "As time"), used.map((k) => h("th", { scope: "col", class: "num", title: termTitles[k] }, termWords[k])))),
       h("tbody", {}, x.endpoints.map((e) => {
         const t = e.terms_tokens, name = shortID(e.id, r.pool);
         const first = h("td", { title: e.id }, name, e.chosen ? h("strong", {}, " ← chosen") : "");
@@ -751,7 +751,7 @@ function decided(r) {
         return tr;
       })))));
   } else if (scored) {
-    out.push(h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Endpoint"), scored.map((s) => h("th", { scope: "col", class: "num" }, s.scorer + " ×" + s.weight)), h("th", { scope: "col", class: "num" }, "Total"))),
+    out.push(h("div", { class: "scroll" }, h("table", { "aria-label": "Scores of each endpoint" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Endpoint"), scored.map((s) => h("th", { scope: "col", class: "num" }, s.scorer + " ×" + s.weight)), h("th", { scope: "col", class: "num" }, "Total"))),
       h("tbody", {}, x.endpoints.map((e) => h("tr", { class: e.chosen ? "selected" : null }, h("td", {}, shortID(e.id, r.pool), e.chosen ? h("strong", {}, " ← chosen") : ""),
         e.scores?.length ? [e.scores.map((s) => h("td", { class: "num" }, trim(s.score, 2))), h("td", { class: "num" }, trim(e.total || 0, 2))] : h("td", { colspan: scored.length + 1, class: "muted" }, "left out: " + (e.filtered || ""))))))));
   } else {
