@@ -103,7 +103,7 @@ func (p *page) named() {
 	// By hand: the library refuses words that are newer than it is.
 	var tree struct {
 		Nodes []struct {
-			Ignored bool      `json:"ignored"`
+			Ignored bool       `json:"ignored"`
 			Role    accessible `json:"role"`
 			Name    accessible `json:"name"`
 		} `json:"nodes"`
