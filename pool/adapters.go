@@ -2,8 +2,8 @@ package pool
 
 import "sync/atomic"
 
-// An AdapterMemory remembers which adapters this gateway has sent to an endpoint, and when. Servers list adapters only
-// while requests for them are in flight, so an adapter that sits idle on the GPU is known to nobody else.
+// An AdapterMemory remembers which adapters this gateway has sent to an endpoint, or seen on its page, and when. Servers
+// list adapters only while requests for them are in flight, so an adapter that sits idle on the GPU is known to nobody else.
 //
 // It is a small fixed table, least recently used out first. Reading and writing take no lock: two goroutines that place
 // different adapters at the same instant may forget one of them, which costs a guess, never correctness.
@@ -99,8 +99,28 @@ func (m *AdapterMemory) Each(fn func(name uint64, inFlight int, lastUsed Instant
 	}
 }
 
+// saw notes that the server's page names the adapter at now: someone uses it there, if not we.
+func (m *AdapterMemory) saw(name uint64, now Instant) {
+	if s := m.slot(name); s != nil && Instant(s.lastUsed.Load()) < now {
+		s.lastUsed.Store(int64(now))
+	}
+}
+
 // place notes a request for name and returns its slot; nil when every slot has requests in flight for other adapters.
 func (m *AdapterMemory) place(name uint64, now Instant) *adapterSlot {
+	s := m.slot(name)
+	if s == nil {
+		return nil
+	}
+	s.lastUsed.Store(int64(now))
+	if s.inFlight.Add(1) == 1 {
+		m.active.Add(1)
+	}
+	return s
+}
+
+// slot returns name's slot, or the least recently used one of those without requests in flight, made its own.
+func (m *AdapterMemory) slot(name uint64) *adapterSlot {
 	i := m.find(name)
 	for i < 0 {
 		oldest := int64(1<<63 - 1)
@@ -114,13 +134,9 @@ func (m *AdapterMemory) place(name uint64, now Instant) *adapterSlot {
 			return nil
 		}
 		m.slots[i].name.Store(name)
+		m.slots[i].lastUsed.Store(0)
 	}
-	s := &m.slots[i]
-	s.lastUsed.Store(int64(now))
-	if s.inFlight.Add(1) == 1 {
-		m.active.Add(1)
-	}
-	return s
+	return &m.slots[i]
 }
 
 // release undoes the count of place.

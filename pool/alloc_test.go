@@ -17,7 +17,7 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 			t.Fatal("refused")
 		}
 		row.Endpoint.Adapters().Use(HashName(name))
-		b.FirstToken(1)
+		b.FirstToken()
 		b.End()
 	}); n != 0 {
 		t.Errorf("%v allocations per booking; want 0", n)

@@ -1,9 +1,6 @@
 package pool
 
-import (
-	"cmp"
-	"sync/atomic"
-)
+import "sync/atomic"
 
 // A Booking is what one request holds on one endpoint, from the choice until its end. The zero value holds nothing; a
 // Booking is used again after End and must not be copied. Every method may be called by any goroutine at any time, and
@@ -26,8 +23,7 @@ const (
 
 // A Claim is what a request asks to hold on an endpoint.
 type Claim struct {
-	PendingTokens int64  // work before its first token, in tokens of a short prompt: a long one's cost more, for their attention
-	NewTokens     int64  // uncached prompt tokens, which go into the KV cache; 0: as many as are pending
+	PendingTokens int64  // uncached prompt tokens to prefill before its first token
 	KVTokens      int64  // prompt plus expected output
 	Rank          int32  // number of the data-parallel engine, from 1; 0 is none
 	Adapter       uint64 // HashName of the adapter; 0 for the base model
@@ -61,11 +57,8 @@ func (b *Booking) fill(e *Endpoint, c Claim) {
 	}
 	live := e.live
 	live.requests.Add(1)
-	t := live.tokens.Add(c.KVTokens<<kvShift + c.PendingTokens)
-	if t&(1<<kvShift-1) == c.PendingTokens {
-		live.progressAt.Store(c.At) // it had nothing to prefill, so it begins now
-	}
-	live.intakeTokens.Add(cmp.Or(c.NewTokens, c.PendingTokens))
+	live.tokens.Add(c.KVTokens<<kvShift + c.PendingTokens)
+	live.intakeTokens.Add(c.PendingTokens)
 	var s *adapterSlot
 	if c.Adapter != 0 {
 		m := e.Adapters()
@@ -97,11 +90,11 @@ func (b *Booking) Generation() uint64 { return b.state.Load() / bookingStep }
 // Held reports whether the booking holds anything.
 func (b *Booking) Held() bool { return b.state.Load()&bookingHeld != 0 }
 
-// FirstToken clears the pending tokens at now: the endpoint has prefilled the prompt.
-func (b *Booking) FirstToken(now Instant) { b.FirstTokenOf(b.Generation(), now) }
+// FirstToken clears the pending tokens: the endpoint has prefilled the prompt.
+func (b *Booking) FirstToken() { b.FirstTokenOf(b.Generation()) }
 
 // FirstTokenOf is FirstToken for the use of the booking that generation names; it does nothing after that use has ended.
-func (b *Booking) FirstTokenOf(generation uint64, now Instant) {
+func (b *Booking) FirstTokenOf(generation uint64) {
 	for {
 		st := b.state.Load()
 		if st/bookingStep != generation || st&bookingPending == 0 {
@@ -111,7 +104,6 @@ func (b *Booking) FirstTokenOf(generation uint64, now Instant) {
 		e, pending, slot, rank := b.endpoint.Load(), b.pending.Load(), b.slot.Load(), b.rank.Load()
 		if b.state.CompareAndSwap(st, st&^bookingPending) {
 			e.live.tokens.Add(-pending)
-			e.live.progressAt.Store(now)
 			if rank != nil {
 				rank.v.Add(-pending)
 			}

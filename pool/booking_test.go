@@ -35,8 +35,8 @@ func TestBookingEffectsHappenOnce(t *testing.T) {
 		t.Errorf("%d adapters active; want 1", a)
 	}
 	first := b.Generation()
-	b.FirstToken(1)
-	b.FirstToken(1)
+	b.FirstToken()
+	b.FirstToken()
 	want(Booked{1, 0, 150})
 	b.End()
 	b.End()
@@ -46,7 +46,7 @@ func TestBookingEffectsHappenOnce(t *testing.T) {
 	}
 	// A timer of the first use must not clear the second one's pending tokens.
 	row.Book(&b, Claim{PendingTokens: 10, KVTokens: 20, At: 6})
-	b.FirstTokenOf(first, 1)
+	b.FirstTokenOf(first)
 	want(Booked{1, 10, 20})
 	b.End()
 	want(Booked{})
@@ -84,9 +84,9 @@ func TestBookingsReturnToZero(t *testing.T) {
 				row.Book(&b, Claim{PendingTokens: 10, KVTokens: 30, Adapter: uint64(1 + r.IntN(40)), At: Instant(1 + r.IntN(1000))})
 				gen := b.Generation()
 				var timers sync.WaitGroup
-				timers.Go(func() { b.FirstTokenOf(gen, 1) })
+				timers.Go(func() { b.FirstTokenOf(gen) })
 				if r.IntN(2) == 0 {
-					b.FirstToken(1)
+					b.FirstToken()
 				}
 				b.End()
 				if r.IntN(4) == 0 {

@@ -70,7 +70,7 @@ type counters struct {
 	requests     atomic.Int64
 	tokens       atomic.Int64 // KV tokens<<32 + pending tokens: a sum of such sums, so each half is exact while below 2³²
 	intakeTokens atomic.Int64 // tokens ever taken into the KV cache: the clock by which cached prefixes age
-	progressAt   AtomicInstant
+	_            [8]byte
 	ejectedUntil AtomicInstant
 	busyUntil    AtomicInstant
 	learned      atomic.Uint64 // two float32: slowness, KV capacity
@@ -90,7 +90,7 @@ const slabSize = 128
 // Booked is what this gateway holds on an endpoint.
 type Booked struct {
 	Requests      int64 // sent and not yet ended
-	PendingTokens int64 // prefill work of requests that have not reached their first token; see Claim
+	PendingTokens int64 // uncached prompt tokens of requests that have not reached their first token
 	KVTokens      int64 // KV tokens reserved: prompts plus expected outputs
 }
 

@@ -70,9 +70,6 @@ func (e *EndpointView) restore(t *Table, row *Row, now Instant) {
 	take(&rate, e.PrefillTokensPerSecond)
 	ep.Relearn(rate, e.Learned)
 	ep.Remember(e.PlacedAdapters, now, true)
-	if age := e.Booked.ProgressAgeSeconds; age != nil {
-		ep.live.progressAt.Store(max(1, now-Instant(*age*float64(time.Second))))
-	}
 	ep.live.requests.Store(e.Booked.Requests)
 	ep.live.tokens.Store(e.Booked.KVTokens<<kvShift + e.Booked.PendingTokens)
 	if f := e.Load.Foreign; f != nil {

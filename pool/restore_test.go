@@ -32,7 +32,7 @@ func TestViewsCanBeRestored(t *testing.T) {
 	var booking, second Booking
 	tab.Load().Rows[0].Book(&booking, Claim{PendingTokens: 10, KVTokens: 30, At: 3e9})
 	tab.Load().Rows[0].Book(&second, Claim{PendingTokens: 20, KVTokens: 40, Adapter: HashName("x"), At: 3e9})
-	second.FirstToken(35e8)
+	second.FirstToken()
 	tab.SetState(b, Draining, true, 3e9)
 	b.SetBusyUntil(9e9)
 

@@ -55,10 +55,6 @@ func (r *Row) Learned() (slowness, kvCapacityTokens float32) {
 	return math.Float32frombits(uint32(l)), math.Float32frombits(uint32(l >> 32))
 }
 
-// ProgressAt is when the endpoint last showed that it gets on with its pending tokens: when the first of them was booked on
-// it while it had none, or the latest first token came. Since then it has been at work on what is pending now.
-func (r *Row) ProgressAt() Instant { return r.live.progressAt.Load() }
-
 // IntakeTokens is [Endpoint.IntakeTokens] without the detour.
 func (r *Row) IntakeTokens() int64 { return r.live.intakeTokens.Load() }
 

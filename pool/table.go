@@ -231,7 +231,6 @@ func (c *counters) reset() {
 	c.requests.Store(0)
 	c.tokens.Store(0)
 	c.intakeTokens.Store(0)
-	c.progressAt.Store(0)
 	c.ejectedUntil.Store(0)
 	c.busyUntil.Store(0)
 	c.learned.Store(0)
@@ -262,6 +261,9 @@ func (t *Table) Observe(e *Endpoint, o Observation) (restarted bool) {
 	}
 	if n := 2 * int(o.Load.MaxAdapters); n > len(e.Adapters().slots) {
 		e.growAdapters(min(n, 256))
+	}
+	for _, a := range o.Load.Adapters {
+		e.Adapters().saw(HashName(a), o.At)
 	}
 	e.observeRanks(o.Load)
 	now := e.Booked()

@@ -83,8 +83,6 @@ type BookedView struct {
 	Requests      int64 `json:"requests"`
 	PendingTokens int64 `json:"pending_tokens"`
 	KVTokens      int64 `json:"kv_tokens"`
-	// ProgressAgeSeconds is the time since the endpoint last showed that it gets on with what is pending.
-	ProgressAgeSeconds *float64 `json:"progress_age_seconds,omitempty"`
 }
 
 func known[T any](l Fields, f Fields, v T) *T {
@@ -134,7 +132,7 @@ func (r *Row) View(now Instant) EndpointView {
 			AdapterSlotsUsed:      known(l.Known, KnowsAdapterSlots, l.AdapterSlotsUsed),
 			Engines:               []EngineView{},
 		},
-		Booked:         BookedView{Requests: b.Requests, PendingTokens: b.PendingTokens, KVTokens: b.KVTokens},
+		Booked:         BookedView(b),
 		Learned:        r.LearnedView(),
 		PlacedAdapters: r.PlacedAdapters(now),
 	}
@@ -165,9 +163,6 @@ func (r *Row) View(now Instant) EndpointView {
 		v.Load.ScrapeAgeSeconds = new(max(0, now.Sub(r.ScrapedAt).Seconds()))
 		f := ForeignView(r.Foreign)
 		v.Load.Foreign = &f
-	}
-	if at := r.ProgressAt(); b.PendingTokens > 0 && at != 0 {
-		v.Booked.ProgressAgeSeconds = new(max(0, now.Sub(at).Seconds()))
 	}
 	if rate := r.Endpoint.PrefillTokensPerSecond.Load(); rate > 0 {
 		v.PrefillTokensPerSecond = &rate

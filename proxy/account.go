@@ -458,7 +458,7 @@ func (x *exchange) scan(data []byte) {
 	}
 	// The first token, or the first byte of an answer that shows none.
 	x.firstToken = time.Now()
-	x.booking.FirstToken(x.h.opts.Now())
+	x.booking.FirstToken()
 	x.pool.roomMade()
 	if x.wantsStream && x.resp.events && x.pinned == nil {
 		x.pool.Policy.FirstToken(&x.decision, x.firstToken.Sub(x.sentAt))

@@ -710,7 +710,7 @@ func (x *exchange) predictFirstToken() {
 		x.timer = time.AfterFunc(d, func() {
 			// A run that was late for an earlier request comes before its time for this one.
 			if gen := x.timerGen.Load(); int64(x.h.opts.Now()) >= x.timerAt.Load() {
-				x.booking.FirstTokenOf(gen, x.h.opts.Now())
+				x.booking.FirstTokenOf(gen)
 				x.h.roomMade()
 			}
 		})

@@ -18,6 +18,9 @@ type adapterView struct {
 	leaving  float64 // other adapters that are about to give up their slots; see [pool.AdapterMemory.Others]
 }
 
+// foreignLeaving is what an adapter that only others use counts as leaving: about that of two requests.
+const foreignLeaving = 0.12
+
 // full reports whether a request for the adapter would have to wait for a slot.
 func (v *adapterView) full() bool { return !v.running && v.others >= v.slots }
 
@@ -51,12 +54,16 @@ func viewAdapter(r *pool.Row, target *pool.Target, fresh bool) (v adapterView) {
 		if listed {
 			foreign--
 			v.known, v.resident = true, true
-			// What is listed and unknown to us is somebody else's. What is known may be our own, ended since.
-			if !known {
+			// What is listed and unknown to us is somebody else's. What is known may be our own, ended since, where nobody
+			// else sends requests.
+			if !known || r.Foreign.Requests > 0 {
 				v.inFlight, v.running = true, true
 			}
 		}
-		v.others = max(v.others, foreign)
+		if more := foreign - v.others; more > 0 {
+			// Others' requests hold these slots. How many each has, only its own gateway knows.
+			v.others, v.leaving = foreign, v.leaving+foreignLeaving*float64(more)
+		}
 	} else if fresh && l.Known.Has(pool.KnowsAdapterSlots) {
 		v.others = max(v.others, int(l.AdapterSlotsUsed))
 	}
@@ -76,6 +83,7 @@ func (p *Policy) adapterPrices(sc *scratch, x *price, cost []float32, rec *recor
 	views := sc.adapters[:len(cost)]
 	inFlight := false
 	sc.pricings = 0
+	sc.sharers = p.sharers(c)
 	if len(cost) > lookAtAll && rec == nil && p.index != nil {
 		return p.boundAdapterPrices(sc, x, cost)
 	}
@@ -92,7 +100,7 @@ func (p *Policy) adapterPrices(sc *scratch, x *price, cost []float32, rec *recor
 		if cost[i] == math.MaxFloat32 {
 			continue
 		}
-		t := p.adapterPrice(c.snapshot.Rows[ri].Endpoint, &views[i], inFlight)
+		t := p.adapterPrice(sc, c.snapshot.Rows[ri].Endpoint, &views[i], inFlight)
 		cost[i] += t
 		if rec != nil {
 			rec.adapter(ri, t)
@@ -100,6 +108,20 @@ func (p *Policy) adapterPrices(sc *scratch, x *price, cost []float32, rec *recor
 	}
 	return held
 }
+
+// sharers is how many gateways like this one seem to send requests to the endpoints, by the share of them that are ours.
+// Each would load the adapter somewhere for itself.
+func (p *Policy) sharers(c *Candidates) float32 {
+	ours, others := int64(0), int64(0)
+	for _, ri := range c.target.Rows {
+		r := &c.snapshot.Rows[ri]
+		ours += r.Booked().Requests
+		others += int64(r.Foreign.Requests)
+	}
+	return min(1+float32(others)/float32(max(ours, 1)), maxSharers)
+}
+
+const maxSharers = 8
 
 const (
 	lookAtAll   = 16 // endpoints that are looked at one by one
@@ -128,7 +150,7 @@ func (p *Policy) boundAdapterPrices(sc *scratch, x *price, cost []float32) (held
 	}
 	for _, i := range holders {
 		unpriced[i] = false
-		cost[i] += p.adapterPrice(c.snapshot.Rows[c.target.Rows[i]].Endpoint, &views[i], inFlight)
+		cost[i] += p.adapterPrice(sc, c.snapshot.Rows[c.target.Rows[i]].Endpoint, &views[i], inFlight)
 	}
 	sc.elsewhere, sc.pricings = inFlight, maxPricings
 	for i, ri := range c.target.Rows {
@@ -137,7 +159,7 @@ func (p *Policy) boundAdapterPrices(sc *scratch, x *price, cost []float32) (held
 		}
 		r := &c.snapshot.Rows[ri]
 		if sc.least[i] = 0; r.Foreign.Requests == 0 { // else somebody else may have it loaded there
-			sc.least[i] = p.adapterPrice(r.Endpoint, &coldAdapter, inFlight)
+			sc.least[i] = p.adapterPrice(sc, r.Endpoint, &coldAdapter, inFlight)
 		}
 		cost[i] += sc.least[i]
 	}
@@ -157,7 +179,7 @@ func (p *Policy) priceOf(sc *scratch, i int, cost []float32) bool {
 	c := &sc.candidates
 	r := &c.snapshot.Rows[c.target.Rows[i]]
 	v := viewAdapter(r, c.target, r.Fresh(c.now, p.staleAfter))
-	cost[i] += p.adapterPrice(r.Endpoint, &v, sc.elsewhere) - sc.least[i]
+	cost[i] += p.adapterPrice(sc, r.Endpoint, &v, sc.elsewhere) - sc.least[i]
 	return true
 }
 
@@ -168,33 +190,39 @@ const hostLoadShare = 0.06
 const leastLeaving = 0.1
 
 // adapterPrice is the cost of a request for an adapter on e, in prefill tokens. elsewhere says that some endpoint has
-// requests for the adapter in flight. The unit of it is a hold: what the endpoint could prefill in the time for which a
-// request keeps its adapter's slot.
+// requests for the adapter in flight. The unit of it is what the endpoint could prefill in the time that something takes.
 //
-//   - An adapter that runs here, or waits here for a slot already, costs nothing: another request of it takes no slot.
-//   - Nor does one that is resident and finds a slot free; one that is not must be loaded, which
-//     stalls everybody else on the endpoint too.
+//   - An adapter that runs here costs nothing: another request of it takes no slot.
+//   - One that waits here for a slot lets the request in together with those that wait.
 //   - Where all slots are taken, the server passes over the request until as many adapters have ended as are before it.
-//   - Taking a slot here while the adapter runs elsewhere takes it from some other adapter for a hold. That is what
-//     confines an adapter to as few endpoints as its traffic needs: it spreads when the wait there costs more than a hold.
-func (p *Policy) adapterPrice(e *pool.Endpoint, v *adapterView, elsewhere bool) float32 {
-	if v.inFlight {
+//   - One that is not resident must be loaded, which stalls everybody else on the endpoint and pushes another adapter out
+//     of host memory, to be loaded again; and other gateways do the same.
+//   - Taking a slot here while the adapter runs elsewhere takes it from some other adapter for as long as a request holds
+//     it. That is what confines an adapter to as few endpoints as its traffic needs.
+func (p *Policy) adapterPrice(sc *scratch, e *pool.Endpoint, v *adapterView, elsewhere bool) float32 {
+	if v.running {
 		return 0
 	}
+	w := &p.cost
+	hold := p.learn.slotSeconds()
+	wait := 0.0 // for a slot, in seconds
+	if v.full() {
+		wait = hold * float64(v.others-v.slots+1) / max(v.leaving, leastLeaving)
+	}
 	rate := p.learn.prefillRate(e)
-	hold := p.learn.slotSeconds() * rate
-	t := 0.0
+	if v.inFlight {
+		return float32(rate*wait) * w.AdapterQueue
+	}
+	load := 0.0
 	switch {
 	case !v.known:
-		t += p.learn.adapterLoadSeconds(e) * rate
+		load = p.learn.adapterLoadSeconds(e)
 	case !v.resident:
-		t += p.learn.adapterLoadSeconds(e) * hostLoadShare * rate
+		load = p.learn.adapterLoadSeconds(e) * hostLoadShare
 	}
-	if v.full() {
-		t += hold * float64(v.others-v.slots+1) / max(v.leaving, leastLeaving)
-	}
+	t := w.AdapterLoad*sc.sharers*float32(load) + w.AdapterSlot*float32(wait)
 	if elsewhere {
-		t += hold
+		t += w.AdapterTwice * float32(hold)
 	}
-	return float32(t)
+	return t * float32(rate)
 }

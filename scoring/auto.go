@@ -7,42 +7,48 @@ import (
 	"kvgate/pool"
 )
 
-const autoFormula = "argmin pending + (1+w)·new + 0.05·kv + 4·overflow + adapter, in prefill tokens × slowness"
+const autoFormula = "argmin pending + 2·new + 0.1·kv + 2·overflow + adapter, in prefill tokens × slowness"
 
 // CostWeights are the weights of the policy `auto`. A zero field means its default; everything is flat around the
 // defaults, so there is nothing to tune per workload (docs/routing.md).
 type CostWeights struct {
-	OwnWork  float32 // w: how much a request's own prefill counts beside its wait, since it also delays others (2)
-	KV       float32 // per KV token in use: decode batches slow down slowly (0.05)
-	Overflow float32 // per token of need beyond Guard: preemption recomputes (4)
+	OwnWork  float32 // w: how much a request's own prefill counts beside its wait, since it also delays others (1)
+	KV       float32 // per KV token in use: decode batches slow down slowly (0.1)
+	Overflow float32 // per token of need beyond Guard: preemption recomputes (2)
 	Guard    float32 // share of the KV cache that is left to be filled, 0..1 (0.95)
 
-	// Attention is how much longer each token of context makes the prefill of a token, as a share of a first token's
-	// (5e-5): a prompt of 85,000 tokens keeps a server busy three times as long as ten of 8,500.
-	Attention float32
-	// Progress is the largest share of an endpoint's pending tokens that is taken to be done before a first token tells
-	// so, 0..1 (0.9), by the time since it last got on and its rate.
-	Progress float32
+	// Shared is the part of a cached prefix, 0..1, that is taken to be in use by others already, and so needs no KV space
+	// of its own (0.5): a document that is asked about is being asked about by several.
+	Shared float32
+
+	// Of an adapter's price; see adapterPrice.
+	AdapterLoad  float32 // per second of loading it (10): all who run there wait, and another adapter leaves host memory
+	AdapterSlot  float32 // per second of waiting for a slot there (2)
+	AdapterQueue float32 // the same where it waits already (0.5): the request comes in with the others
+	AdapterTwice float32 // per second of holding a slot here while it holds one elsewhere (4)
 
 	StaleTokens     float32 // handicap of an endpoint whose load is unknown or stale (16384)
 	SlowStartTokens float32 // handicap of an endpoint that just came back, falling to 0 over SlowStart (16384)
 
 	// What nobody holds yet goes to its first choice under rendezvous hashing among endpoints whose cost is within
-	// MarginTokens + MarginShare · new of the best (64, 0.05), so that gateways which share nothing agree.
+	// MarginTokens + MarginShare · new of the best (256, 0.05), so that gateways which share nothing agree.
 	MarginTokens, MarginShare float32
 }
 
 func (w CostWeights) withDefaults() CostWeights {
 	return CostWeights{
-		OwnWork:         orDefault(w.OwnWork, 2),
-		KV:              orDefault(w.KV, 0.05),
-		Overflow:        orDefault(w.Overflow, 4),
+		OwnWork:         orDefault(w.OwnWork, 1),
+		KV:              orDefault(w.KV, 0.1),
+		Overflow:        orDefault(w.Overflow, 2),
 		Guard:           orDefault(w.Guard, 0.95),
-		Attention:       orDefault(w.Attention, 5e-5),
-		Progress:        orDefault(w.Progress, 0.9),
+		Shared:          orDefault(w.Shared, 0.5),
+		AdapterLoad:     orDefault(w.AdapterLoad, 10),
+		AdapterSlot:     orDefault(w.AdapterSlot, 2),
+		AdapterQueue:    orDefault(w.AdapterQueue, 0.5),
+		AdapterTwice:    orDefault(w.AdapterTwice, 4),
 		StaleTokens:     orDefault(w.StaleTokens, 16384),
 		SlowStartTokens: orDefault(w.SlowStartTokens, 16384),
-		MarginTokens:    orDefault(w.MarginTokens, 64),
+		MarginTokens:    orDefault(w.MarginTokens, 256),
 		MarginShare:     orDefault(w.MarginShare, 0.05),
 	}
 }
@@ -70,8 +76,7 @@ func (t *Terms) Sum() float32 {
 // price are the numbers that one decision's costs have in common.
 type price struct {
 	w          *CostWeights
-	own        float32 // (1 + w) · work of the whole prompt
-	rate       float32 // work that the fastest endpoint does in a nanosecond; 0 is unknown
+	own        float32 // (1 + w) · prompt
 	need       float32
 	waiting    float32 // tokens that a foreign waiting request stands for
 	now        pool.Instant
@@ -88,7 +93,7 @@ func (x *price) of(r *pool.Row, t *Terms) float32 {
 	if slowness == 0 {
 		slowness = 1
 	}
-	pending, stale, slow, overflow := x.pending(r, b.PendingTokens, slowness), float32(0), float32(0), float32(0)
+	pending, stale, slow, overflow := float32(b.PendingTokens), float32(0), float32(0), float32(0)
 	if r.Fresh(x.now, x.staleAfter) {
 		pending += float32(r.Foreign.Waiting) * x.waiting
 		used += float32(r.Foreign.KVTokens)
@@ -102,9 +107,7 @@ func (x *price) of(r *pool.Row, t *Terms) float32 {
 	if capacity == 0 {
 		capacity = learnedOr(learnedKV)
 	}
-	if over := used + x.need - x.w.Guard*capacity; over > 0 {
-		overflow = x.w.Overflow * over
-	}
+	overflow = x.w.Overflow * max(0, used+x.need-x.w.Guard*capacity)
 	if r.Weight != 1 {
 		slowness /= r.Weight
 	}
@@ -118,31 +121,11 @@ func (x *price) of(r *pool.Row, t *Terms) float32 {
 	return (pending+x.own+kv+overflow)*slowness + stale + slow
 }
 
-// pending is what is left of the booked pending tokens at x.now. Servers prefill in order and in chunks, so what they have
-// done since they last got on is of the prompts that are booked.
-func (x *price) pending(r *pool.Row, booked int64, slowness float32) float32 {
-	p := float32(booked)
-	if since := x.now - r.ProgressAt(); p > 0 && since > 0 {
-		p -= min(float32(since)*x.rate/slowness, x.w.Progress*p)
-	}
-	return p
+// overflow is that term of of.
+func (x *price) overflow(r *pool.Row) float32 {
+	used, capacity, _ := kvUse(r, r.Booked().KVTokens, r.Fresh(x.now, x.staleAfter))
+	return x.w.Overflow * max(0, float32(used)+x.need-x.w.Guard*float32(capacity))
 }
-
-// pending is price.pending for one row.
-func (p *Policy) pending(r *pool.Row, booked int64, now pool.Instant) float32 {
-	x := price{w: &p.cost, rate: float32(p.learn.rate.Load() / 1e9), now: now}
-	slowness, _ := r.Learned()
-	return x.pending(r, booked, max(slowness, 1))
-}
-
-// work is the prefill of tokens without any in the cache: what a later part of a prompt costs is a difference of two.
-func (w *CostWeights) work(tokens int32) float32 {
-	t := float32(tokens)
-	return t + w.Attention/2*t*t
-}
-
-// maxClaim bounds the work of one request, so that thousands of them are below 2³².
-const maxClaim = 1 << 26
 
 // priorKVCapacity is believed of an endpoint that tells neither its KV size nor enough to learn it: an 8B model on a GPU
 // with 40 GB. Too small a number only makes full endpoints look full early, all alike.
@@ -183,8 +166,7 @@ func (p *Policy) auto(sc *scratch, rec *recorder, d *Decision) (version uint64, 
 	x := &sc.price
 	*x = price{
 		w:          &p.cost,
-		own:        (1 + p.cost.OwnWork) * p.cost.work(c.prompt),
-		rate:       float32(p.learn.rate.Load() / 1e9),
+		own:        (1 + p.cost.OwnWork) * float32(c.prompt),
 		need:       float32(c.need),
 		waiting:    float32(p.learn.meanNewTokens()),
 		now:        c.now,
@@ -226,7 +208,9 @@ func (p *Policy) auto(sc *scratch, rec *recorder, d *Decision) (version uint64, 
 		}
 		longest, held = max(longest, m.blocks), max(held, m.tokens)
 		r := &c.snapshot.Rows[m.row]
-		saved := (1 + x.w.OwnWork) * x.w.work(m.tokens)
+		saved := (1 + x.w.OwnWork) * float32(m.tokens)
+		over := x.overflow(r)
+		saved += over - max(0, over-x.w.Overflow*x.w.Shared*float32(m.tokens))
 		if s, _ := r.Learned(); s != 0 {
 			saved *= s
 		}

@@ -167,7 +167,7 @@ func (rec *recorder) termsOf(row int32) *Terms {
 func (rec *recorder) cached(m match) {
 	e := rec.at(m.row)
 	e.CachedTokens = m.tokens
-	e.Terms.New -= rec.own * rec.p.cost.work(m.tokens)
+	e.Terms.New -= rec.own * float32(m.tokens)
 }
 
 func (rec *recorder) adapter(row int32, tokens float32) { rec.at(row).Terms.Adapter = tokens }

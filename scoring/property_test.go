@@ -152,7 +152,7 @@ func TestMoreLoadIsNeverPreferred(t *testing.T) {
 		if after[0] < before[0] || after[1] != before[1] {
 			t.Fatalf("costs %v became %v by a booking on the first", before, after)
 		}
-		b.FirstToken(second0 + 1) // less is pending
+		b.FirstToken() // less is pending
 		if again := costs(p, req, s, second0+1); again[0] > after[0] {
 			t.Fatalf("costs %v became %v by a first token on the first", after, again)
 		}

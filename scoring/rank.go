@@ -45,7 +45,7 @@ func (p *Policy) chooseRank(c *Candidates, r *pool.Row, ranks *pool.Ranks, block
 			k := sort.Search(blocks, func(k int) bool { return !p.index.fresh(rankKey(c.req.Prefix[k], i), &m) })
 			here = p.index.believe(c.scale.tokens(k))
 		}
-		cost := pending + (1+w.OwnWork)*(w.work(c.prompt)-w.work(here)) + w.KV*used
+		cost := pending + (1+w.OwnWork)*float32(c.prompt-here) + w.KV*used
 		if over := used + float32(c.need) - w.Guard*capacity; over > 0 {
 			cost += w.Overflow * over
 		}

@@ -284,7 +284,8 @@ type scratch struct {
 	unpriced   []bool    // by position: the adapter's price is a bound
 	least      []float32 // that bound
 	pricings   int       // rows that may still be looked at; 0 where all have been
-	elsewhere  bool      // requests for the adapter are in flight somewhere
+	sharers    float32
+	elsewhere  bool // requests for the adapter are in flight somewhere
 	holders    [maxMatches]int32
 	price      price
 	matches    [maxMatches]match
@@ -347,7 +348,7 @@ func (p *Policy) decide(c *Candidates, row int, cached int32, d *Decision) {
 		}
 		rank, cached = p.chooseRank(c, r, ranks, blocks)
 	}
-	ahead := int32(p.pending(r, b.PendingTokens, c.now))
+	ahead := int32(b.PendingTokens)
 	if fresh {
 		ahead += r.Foreign.Waiting * int32(p.learn.meanNewTokens())
 	}
@@ -363,9 +364,8 @@ func (p *Policy) decide(c *Candidates, row int, cached int32, d *Decision) {
 		Busy:         c.tier == tierBusy,
 		Rank:         rank,
 		Claim: pool.Claim{
-			PendingTokens: int64(min(max(p.cost.work(c.prompt)-p.cost.work(cached), 1), maxClaim)),
-			NewTokens:     int64(max(c.prompt-cached, 1)),
-			KVTokens:      int64(c.need),
+			PendingTokens: int64(max(c.prompt-cached, 1)),
+			KVTokens:      int64(float32(c.need) - p.cost.Shared*float32(cached)),
 			Rank:          rank,
 			Adapter:       c.req.adapter(),
 			At:            c.now,

@@ -85,9 +85,17 @@ func (f *Findings) Bars() []Bar {
 		// The geometric mean of mean TTFTs, which no workload rules by its size.
 		best, rival, score := math.Inf(1), "", 0.0
 		for _, p := range tried {
-			sum := 0.0
+			sum, everywhere := 0.0, true
 			for _, w := range varied {
-				sum += math.Log(over(f.find(w, p, group, name).Results, ttftMean).Mean)
+				g := f.find(w, p, group, name)
+				if g == nil { // made for some workloads only
+					everywhere = false
+					break
+				}
+				sum += math.Log(over(g.Results, ttftMean).Mean)
+			}
+			if !everywhere {
+				continue
 			}
 			switch s := math.Exp(sum / float64(len(varied))); {
 			case p == "auto":
@@ -102,7 +110,11 @@ func (f *Findings) Bars() []Bar {
 	for _, w := range varied {
 		best, rival := 0.0, ""
 		for _, p := range tried {
-			if a := over(f.find(w, p, "gateways", "4").Results, attainment).Mean; p != "auto" && a > best {
+			g := f.find(w, p, "gateways", "4")
+			if g == nil || p == "auto" {
+				continue
+			}
+			if a := over(g.Results, attainment).Mean; a > best {
 				best, rival = a, p
 			}
 		}

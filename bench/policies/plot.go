@@ -1,9 +1,13 @@
 package policies
 
 import (
+	"errors"
 	"fmt"
 	"image/color"
+	"io"
+	"os"
 	"path/filepath"
+	"slices"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -108,4 +112,98 @@ func PlotTTFT(dir, format string, lines []Line, loads []float64) ([]string, erro
 		files = append(files, file)
 	}
 	return files, nil
+}
+
+// PlotGroup draws mean TTFT over the variations of a group, one line per policy, into an SVG or PNG file.
+func (f *Findings) PlotGroup(file, workload, group, label string) error {
+	p := plot.New()
+	p.Title.Text = workload
+	p.X.Label.Text = label
+	p.Y.Label.Text = "mean TTFT (s)"
+	p.Y.Scale = plot.LogScale{}
+	p.Y.Tick.Marker = plot.LogTicks{Prec: -1}
+	p.Legend.Top = true
+	p.Legend.Left = true
+	var names []string
+	for _, v := range Variations {
+		if v.Group == group {
+			names = append(names, v.Name)
+		}
+	}
+	drawn := 0
+	for _, g := range f.Figures {
+		if g.Workload != workload || g.Variation.Group != group || g.Variation.Name != names[0] {
+			continue
+		}
+		pts := make(plotter.XYs, len(names))
+		for i, name := range names {
+			pts[i] = plotter.XY{X: float64(i), Y: max(1e-3, over(f.find(workload, g.Policy, group, name).Results, ttftMean).Mean)}
+		}
+		line, points, err := plotter.NewLinePoints(pts)
+		if err != nil {
+			return fmt.Errorf("plot %s: %w", file, err)
+		}
+		line.Color = palette[drawn%len(palette)]
+		line.Width = vg.Points(1.5)
+		points.Color = line.Color
+		p.Add(line, points)
+		p.Legend.Add(g.Policy, line, points)
+		drawn++
+	}
+	p.NominalX(names...)
+	if err := p.Save(5*vg.Inch, 3.5*vg.Inch, file); err != nil {
+		return fmt.Errorf("plot %s: %w", file, err)
+	}
+	return nil
+}
+
+// Write writes tables, every run and the plots into dir and returns the files' names. What is in dir under other names stays.
+func (f *Findings) Write(dir, format string) (files []string, err error) {
+	path := func(name string) string {
+		file := filepath.Join(dir, name)
+		files = append(files, file)
+		return file
+	}
+	write := func(name string, fn func(io.Writer) error) {
+		if err != nil {
+			return
+		}
+		var out *os.File
+		if out, err = os.Create(path(name)); err != nil {
+			return
+		}
+		err = errors.Join(fn(out), out.Close())
+	}
+	write("tables.md", func(w io.Writer) error { f.WriteTables(w); return nil })
+	write("runs.csv", func(w io.Writer) error { return WriteCSV(w, f.Lines, f.Loads) })
+	shown := f.Lines[:0:0]
+	for _, l := range f.Lines {
+		if slices.Contains([]string{"round_robin", "least_requests", "llm-d", "llm-d+lora", "sglang", "dynamo", "auto", "oracle"}, l.Policy) {
+			shown = append(shown, l)
+		}
+	}
+	if err == nil {
+		err = PlotCapacity(path("capacity."+format), shown, "oracle")
+	}
+	var curves []Line
+	for _, l := range shown {
+		if slices.Contains([]string{"conversation", "tool", "rag", "lora64"}, l.Workload) {
+			curves = append(curves, l)
+		}
+	}
+	if err == nil {
+		var plots []string
+		plots, err = PlotTTFT(dir, format, curves, f.Loads)
+		files = append(files, plots...)
+	}
+	for _, g := range []struct{ workload, group, label string }{
+		{"conversation", "scrapes", "age of the scraped metrics"},
+		{"conversation", "gateways", "gateways that share nothing"},
+		{"lora128", "gateways", "gateways that share nothing"},
+	} {
+		if err == nil && f.find(g.workload, "auto", g.group, "1") != nil || f.find(g.workload, "auto", g.group, "1 s") != nil {
+			err = f.PlotGroup(path(g.group+"-"+g.workload+"."+format), g.workload, g.group, g.label)
+		}
+	}
+	return files, err
 }

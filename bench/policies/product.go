@@ -232,7 +232,7 @@ func (p *product) hashes(q *Call) []uint64 {
 func (p *product) clearDue(now time.Duration) {
 	n := 0
 	for n < len(p.due) && p.due[n].at <= now {
-		p.due[n].b.FirstTokenOf(p.due[n].of, pool.Instant(p.due[n].at))
+		p.due[n].b.FirstTokenOf(p.due[n].of)
 		n++
 	}
 	p.due = p.due[n:]
@@ -241,7 +241,7 @@ func (p *product) clearDue(now time.Duration) {
 func (p *product) FirstToken(q *Call, now time.Duration) {
 	c := q.state.(*productCall)
 	c.first = now
-	c.booking.FirstToken(pool.Instant(now))
+	c.booking.FirstToken()
 	p.policy.FirstToken(&c.decision, now-c.sent)
 }
 

@@ -94,16 +94,30 @@ func (s Study) Do(ctx context.Context) (*Findings, error) {
 		return p.Do(ctx)
 	}
 	var err error
-	if f.Lines, err = plan(s.Workloads, Options{}, studyLoads, s.Policies); err != nil {
-		return nil, err
+	for _, m := range s.Workloads {
+		lines, err := plan([]Maker{m}, Options{}, studyLoads, interesting(s.Policies, m.Name))
+		if err != nil {
+			return nil, err
+		}
+		f.Lines = append(f.Lines, lines...)
 	}
 	for _, e := range s.Engines {
-		if f.Engines[e], err = plan(s.OnEngines, Options{Profiles: []string{e}}, []float64{studyLoad}, pick(s.Policies, "least_requests", "llm-d", "dynamo", "auto", "oracle")); err != nil {
+		if f.Engines[e], err = plan(s.OnEngines, Options{Profiles: []string{e}}, []float64{studyLoad}, pick(s.Policies, "llm-d", "dynamo", "auto", "oracle")); err != nil {
 			return nil, err
 		}
 	}
 	f.Figures, err = s.vary(ctx, f.Lines, progress)
 	return f, err
+}
+
+// interesting leaves out the policies that can have nothing to do with a workload: those made for adapters where there are
+// none, and those made for prefixes where nothing is shared.
+func interesting(ps []Policy, workload string) []Policy {
+	return slices.DeleteFunc(slices.Clone(ps), func(p Policy) bool {
+		lora := strings.Contains(workload, "lora")
+		shared := lora || workload != "short" && workload != "giants" && workload != "bursts"
+		return !lora && p.Name == "llm-d+lora" || lora && p.Name == "dynamo" || !shared && (p.Name == "dynamo" || p.Name == "llm-d-precise")
+	})
 }
 
 // pick returns the named policies, in their order.
@@ -118,10 +132,10 @@ func pick(ps []Policy, names ...string) (out []Policy) {
 
 // vary runs every variation at studyLoad of the oracle's capacity.
 func (s Study) vary(ctx context.Context, lines []Line, progress func(string)) ([]Figure, error) {
-	policies := pick(s.Policies, "least_requests", "llm-d", "llm-d+lora", "llm-d-precise", "dynamo", "auto", "oracle")
+	policies := pick(s.Policies, "least_requests", "llm-d", "llm-d+lora", "llm-d-precise", "dynamo", "auto")
 	var figures []Figure
 	for _, m := range s.Varied {
-		for _, p := range policies {
+		for _, p := range interesting(policies, m.Name) {
 			for _, v := range Variations {
 				figures = append(figures, Figure{m.Name, p.Name, v, make([]*Result, s.Seeds)})
 			}
@@ -297,9 +311,14 @@ func (f *Findings) WriteTables(out io.Writer) {
 				row := []string{p}
 				for _, name := range head[1:] {
 					g := f.find(w, p, group, name)
+					if g == nil {
+						continue
+					}
 					row = append(row, fmt.Sprintf("%.3f / %.2f / %.1f %%", over(g.Results, ttftMean).Mean, over(g.Results, ttftP99).Mean, 100*over(g.Results, attainment).Mean))
 				}
-				rows = append(rows, row)
+				if len(row) > 1 {
+					rows = append(rows, row)
+				}
 			}
 			table(out, rows)
 		}

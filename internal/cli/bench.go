@@ -23,7 +23,7 @@ func newBench(e *env) *cobra.Command {
 		Example: "  kvgate bench policies --workload conversation\n  kvgate bench proxy --quick",
 		RunE:    helpOrUnknown,
 	}
-	c.AddCommand(newBenchPolicies(e), newBenchProxy(e), newBenchSmall())
+	c.AddCommand(newBenchPolicies(e), newBenchLive(e), newBenchProxy(e), newBenchSmall())
 	return c
 }
 
@@ -36,7 +36,7 @@ type benchFlags struct {
 	traceSpread                   time.Duration
 	requests, seeds               int
 	loads                         []float64
-	out, format                   string
+	out, format, study            string
 	o                             policies.Options
 }
 
@@ -53,6 +53,7 @@ Virtual time: an hour of traffic takes seconds, and one seed gives one result.
 ` + workloadHelp() + "\n\n" + policyHelp(),
 		Example: `  kvgate bench policies --workload conversation,lora64 --seeds 3
   kvgate bench policies --trace conversation.csv --trace-block 512 --trace-spread 3s
+  kvgate bench policies --study docs/routing --seeds 5      # every figure of the documentation
   kvgate bench policies --workload tool --scrape-every 5s --gateways 4 --out results`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return runBenchPolicies(e, c, &f) },
@@ -77,6 +78,7 @@ Virtual time: an hour of traffic takes seconds, and one seed gives one result.
 	fl.BoolVar(&f.o.NotStreamed, "not-streamed", false, "hide first tokens from the policies")
 	fl.IntVar(&f.o.MaxBatchTokens, "batch-tokens", 0, "tokens per engine step (default the profile's)")
 	fl.StringVar(&f.out, "out", "", "write runs.csv and plots into this directory")
+	fl.StringVar(&f.study, "study", "", "compare everything that docs/routing.md shows and write tables, runs and plots into this directory")
 	fl.StringVar(&f.format, "format", "svg", "format of plots: svg or png")
 	complete(c, "workload", workloadNames()...)
 	complete(c, "policy", benchPolicyNames()...)
@@ -136,6 +138,9 @@ func runBenchPolicies(e *env, c *cobra.Command, f *benchFlags) error {
 	if f.format != "svg" && f.format != "png" {
 		return usage("", "--format: %q; want svg or png", f.format)
 	}
+	if f.study != "" {
+		return runStudy(e, c, f)
+	}
 	all := benchPolicies()
 	for _, name := range f.policies {
 		i := slices.IndexFunc(all, func(q policies.Policy) bool { return q.Name == name })
@@ -189,13 +194,69 @@ func runBenchPolicies(e *env, c *cobra.Command, f *benchFlags) error {
 	return f.write(e, lines, reference)
 }
 
+// runStudy repeats every figure of docs/routing.md, with the trace as one workload more if there is one.
+func runStudy(e *env, c *cobra.Command, f *benchFlags) error {
+	maker := func(name string) policies.Maker {
+		g, ok := policies.GeneratorByName(name)
+		if !ok {
+			panic("BUG: no workload " + name)
+		}
+		return policies.Maker{Name: name, Make: func(seed uint64) (*policies.Workload, error) { return g.Make(f.requests, seed), nil }}
+	}
+	s := policies.Study{Seeds: f.seeds, Engines: []string{"8b-a100", "70b-h100-tp4"}}
+	names := f.policies
+	if len(names) == 0 {
+		names = []string{"least_requests", "llm-d", "llm-d+lora", "dynamo", "auto", "oracle"}
+	}
+	for _, name := range names {
+		i := slices.IndexFunc(benchPolicies(), func(q policies.Policy) bool { return q.Name == name })
+		if i < 0 {
+			return notOneOf(c, "policy", name, benchPolicyNames())
+		}
+		s.Policies = append(s.Policies, benchPolicies()[i])
+	}
+	for _, name := range workloadNames() {
+		s.Workloads = append(s.Workloads, maker(name))
+	}
+	if f.trace != "" {
+		if _, err := os.Stat(f.trace); err != nil {
+			return usage("", "--trace: %w", err)
+		}
+		s.Workloads = append(s.Workloads, policies.Maker{Name: f.traceName(), Make: f.readTrace})
+	}
+	s.OnEngines = []policies.Maker{maker("conversation"), maker("tool")}
+	for _, name := range []string{"conversation", "tool", "rag", "lora128"} {
+		s.Varied = append(s.Varied, maker(name))
+	}
+	began := time.Now()
+	s.Progress = func(what string) { fmt.Fprintf(e.stderr, "%6.0f s  %s\n", time.Since(began).Seconds(), what) }
+	found, err := s.Do(c.Context())
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(f.study, 0o755); err != nil {
+		return err
+	}
+	files, err := found.Write(f.study, f.format)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(e.stderr, "wrote %s\n", strings.Join(files, ", "))
+	found.WriteTables(e.stdout)
+	return nil
+}
+
+func (f *benchFlags) traceName() string {
+	return strings.TrimSuffix(filepath.Base(f.trace), filepath.Ext(f.trace))
+}
+
 func (f *benchFlags) readTrace(seed uint64) (*policies.Workload, error) {
 	file, err := os.Open(f.trace)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	name := strings.TrimSuffix(filepath.Base(f.trace), filepath.Ext(f.trace))
+	name := f.traceName()
 	rnd := rand.New(rand.NewPCG(seed, 0x7472616365))
 	w, err := policies.ReadTrace(file, name, f.traceBlock, f.traceSpread, rnd)
 	if err != nil || f.traceAdapters == 0 {
