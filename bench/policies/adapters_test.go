@@ -58,7 +58,7 @@ func TestManagedAdapters(t *testing.T) {
 		managed := run(w, Managed("managed", "", plan(true), &m), &m)
 		less := 3
 		if w == ahead {
-			less = 6
+			less = 4
 		}
 		if managed.inPath*less > without.inPath {
 			t.Errorf("%d requests waited for a load; without management %d", managed.inPath, without.inPath)
