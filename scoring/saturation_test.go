@@ -1,6 +1,7 @@
 package scoring
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -123,5 +124,27 @@ func TestDemand(t *testing.T) {
 	}
 	if d := p.Demand(nil, now, &Limits{}, 1, 1); d.Ready != 0 || d.Endpoints <= 0 {
 		t.Errorf("no endpoint and a request: %+v; want more than none", d)
+	}
+}
+
+// BenchmarkRoom is what admission costs a request that finds room, and one that doesn't.
+func BenchmarkRoom(b *testing.B) {
+	for _, n := range []int{8, 64, 1000} {
+		for _, full := range []bool{false, true} {
+			b.Run(fmt.Sprintf("endpoints=%d/full=%t", n, full), func(b *testing.B) {
+				s := newTable(b, n, nil).Load()
+				if full {
+					for i := range s.Rows {
+						s.Rows[i].Book(new(pool.Booking), pool.Claim{PendingTokens: 100_000, KVTokens: 100_000, At: second0})
+					}
+				}
+				p := newPolicy(b, Config{})
+				req, l := request(s, "m", 1000), &Limits{}
+				b.ReportAllocs()
+				for b.Loop() {
+					p.Room(req, s, second0+1, l)
+				}
+			})
+		}
 	}
 }
