@@ -149,8 +149,8 @@ func TestRewriteSamples(t *testing.T) {
 
 // modelsIn finds the values of model the long way, as they are written, in order.
 func modelsIn(events bool, data []byte) (out [][]byte) {
-	docs := bytes.Split(data, []byte("\n"))
-	for _, d := range docs {
+	docs := bytes.SplitSeq(data, []byte("\n"))
+	for d := range docs {
 		d = bytes.TrimPrefix(bytes.TrimRight(d, "\r"), bom[:])
 		if events {
 			var ok bool

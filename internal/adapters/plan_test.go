@@ -18,7 +18,6 @@ type fleet struct {
 	eps  []Endpoint
 	busy map[string]map[string]int // requests in flight, by endpoint and adapter
 	fail map[string]Fault          // by "adapter@endpoint", "adapter@", "@endpoint"
-	log  []string
 }
 
 func newFleet(t *testing.T, n int, list []Adapter, o PlanOptions) *fleet {

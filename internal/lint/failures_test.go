@@ -53,9 +53,10 @@ func TestFailuresHaveTests(t *testing.T) {
 	}
 }
 
-// wallClock are the files that may ask what time of day it is: for what is shown to people, or compared with what a server
+// wallClock are the files that may ask what time of day it is: for what is shown to people, shared with other gateways (the
+// windows of quotas), or compared with what a server
 // says of the time.
-var wallClock = []string{"metrics/scraper.go", "telemetry/metrics.go", "telemetry/discovery.go", "internal/admin/feed.go"}
+var wallClock = []string{"metrics/scraper.go", "telemetry/metrics.go", "telemetry/discovery.go", "internal/admin/feed.go", "proxy/quota.go"}
 
 // wallClockProblems finds time taken off the monotonic clock: a wait measured so would jump with the clock.
 func wallClockProblems(f *file) (out []string) {

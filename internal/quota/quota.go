@@ -331,7 +331,7 @@ func (l *Limiter) Take(ch *Charge, c *caller.Caller, tenant string, t *pool.Targ
 			}
 			ch.held = append(ch.held, b.account)
 		}
-		for k := Requests; k < numKinds; k++ {
+		for k := range numKinds {
 			if b.limit.Amounts[k] == 0 {
 				continue
 			}
