@@ -38,13 +38,17 @@ var exported = sync.OnceValue(func() (out []metric) {
 		panic(err)
 	}
 	word := regexp.MustCompile("`([^`]+)`")
+	labels := -1 // their column
 	for line := range strings.Lines(string(data)) {
 		cells := strings.Split(line, "|")
-		if len(cells) < 6 || !strings.HasPrefix(cells[1], " `kvgate_") {
+		if i := slices.Index(cells, " labels "); i > 0 {
+			labels = i
+		}
+		if len(cells) <= labels || labels < 0 || !strings.HasPrefix(cells[1], " `kvgate_") {
 			continue
 		}
 		m := metric{name: word.FindStringSubmatch(cells[1])[1], kind: strings.TrimSpace(cells[2])}
-		for _, l := range word.FindAllStringSubmatch(cells[3], -1) {
+		for _, l := range word.FindAllStringSubmatch(cells[labels], -1) {
 			m.labels = append(m.labels, l[1])
 		}
 		out = append(out, m)
