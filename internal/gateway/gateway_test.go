@@ -68,14 +68,15 @@ func (s *syncBuffer) String() string {
 // A run is a gateway at work in this process.
 type run struct {
 	*Gateway
-	t    *testing.T
-	file string
-	log  *syncBuffer
-	stop context.CancelFunc
-	cut  context.CancelFunc
-	done chan struct{}
-	res  Result
-	err  error
+	t     *testing.T
+	file  string
+	log   *syncBuffer
+	stop  context.CancelFunc
+	cut   context.CancelFunc
+	done  chan struct{}
+	files int // open before it ran, and what the test itself opens
+	res   Result
+	err   error
 }
 
 const header = "listen: 127.0.0.1:0\nadmin: {listen: '127.0.0.1:0'}\ndrain: {delay: 0s, timeout: 5s}\nscrape: {interval: 50ms}\n"
@@ -93,7 +94,8 @@ func start(t *testing.T, text string, o Options) *run {
 // startFile runs a gateway on a file, and waits until it is ready.
 func startFile(t *testing.T, file string, o Options) *run {
 	t.Helper()
-	r := &run{t: t, file: file, log: &syncBuffer{}, done: make(chan struct{})}
+	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+	r := &run{t: t, files: openFiles(), file: file, log: &syncBuffer{}, done: make(chan struct{})}
 	load := func() (*config.Config, error) { return config.Load(r.file, ConfigOptions()) }
 	cfg, err := load()
 	if err != nil {
@@ -117,6 +119,14 @@ func startFile(t *testing.T, file string, o Options) *run {
 		stop()
 		cutNow()
 		r.wait()
+		// Whatever the test did, the gateway has left no file or connection open. What runs is watched by goleak.
+		http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+		for deadline := time.Now().Add(15 * time.Second); openFiles() > r.files; time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Errorf("%d files are open; before the gateway ran there were %d", openFiles(), r.files)
+				break
+			}
+		}
 	})
 	select {
 	case <-r.Ready():
@@ -126,6 +136,12 @@ func startFile(t *testing.T, file string, o Options) *run {
 		t.Fatalf("not ready\n%s", r.log)
 	}
 	return r
+}
+
+// openFiles counts what this process has open; 0 where nobody says.
+func openFiles() int {
+	all, _ := os.ReadDir("/proc/self/fd")
+	return len(all)
 }
 
 func (r *run) write(text string) {
@@ -356,6 +372,7 @@ func TestNothingIsUp(t *testing.T) {
 	if err := a.Accept(); err != nil {
 		t.Fatal(err)
 	}
+	g.files++ // it listens
 	// The request may come before the next scrape: it is tried, and clears the state.
 	if code, body := post(t, "http://"+g.Addr()+"/v1/chat/completions", chat(baseModel, false, 2)); code != 200 {
 		t.Errorf("a request after it came back: %d %s", code, body)
