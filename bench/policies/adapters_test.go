@@ -43,16 +43,17 @@ func TestManagedAdapters(t *testing.T) {
 	plan := func(preload bool) adapters.PlanOptions {
 		return adapters.PlanOptions{PerEndpoint: 32, MaxLoading: 8, Hold: 30 * time.Second, Preload: preload}
 	}
+	short := testing.Short() || raceEnabled // a minute and a half under the race detector, with nothing concurrent in it
 	for _, w := range []*Workload{cold, ahead} {
-		if testing.Short() && w == cold {
+		if short && w == cold {
 			continue
 		}
-		if !testing.Short() {
+		if !short {
 			run(w, rival("least_requests"), nil)
 		}
 		without := run(w, Auto, nil)
 		var d, m AdapterLoads
-		if !testing.Short() {
+		if !short {
 			run(w, Managed("on demand", "", plan(false), &d), &d)
 		}
 		managed := run(w, Managed("managed", "", plan(true), &m), &m)

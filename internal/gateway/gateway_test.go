@@ -351,9 +351,9 @@ func TestNothingIsUp(t *testing.T) {
 	a.Refuse(0)
 	g := start(t, "pools:\n  - name: p\n    models: ["+baseModel+"]\n    discovery: {static: ["+a.URL()+"]}\n", Options{})
 	adminURL := "http://" + g.AdminAddr()
-	if !strings.Contains(g.log.String(), `"msg":"listening, not ready"`) || !strings.Contains(g.log.String(), `"endpoints":1,"endpoints_up":0`) {
-		t.Errorf("the log says that it is ready:\n%s", g.log)
-	}
+	eventually(t, "the log says that it is not ready", func() bool {
+		return strings.Contains(g.log.String(), `"msg":"listening, not ready"`) && strings.Contains(g.log.String(), `"endpoints":1,"endpoints_up":0`)
+	})
 	if code, body := get(t, adminURL+"/-/ready"); code != 503 || body != "not ready: no endpoint is up (of 1: 1 down); kvgate endpoints says why\n" {
 		t.Errorf("ready: %d %q", code, body)
 	}
