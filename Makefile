@@ -7,6 +7,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 LDFLAGS := -s -w -X kvgate/internal/version.version=$(VERSION)
 TOOL    := $(GO) tool -modfile=tools/go.mod
 FUZZTIME ?= 20s
+PKGS    ?= ./...
 
 .PHONY: help
 help: ## this list
@@ -22,14 +23,14 @@ demo: build ## four simulated GPU servers and kvgate: round robin against kvgate
 
 .PHONY: test
 test: ## all tests, without a C compiler
-	$(GO) test $(TESTFLAGS) ./...
+	$(GO) test $(TESTFLAGS) $(PKGS)
 
 .PHONY: check
 check: lint test ## lint and test: run it before you push
 
 .PHONY: race
 race: ## all tests under the race detector, in random order (needs a C compiler)
-	CGO_ENABLED=1 $(GO) test -race -shuffle=on $(TESTFLAGS) ./...
+	CGO_ENABLED=1 $(GO) test -race -shuffle=on $(TESTFLAGS) $(PKGS)
 
 .PHONY: test-kubernetes
 test-kubernetes: build ## against a real Kubernetes API server, built once (needs etcd, and Linux with user namespaces)
