@@ -31,7 +31,7 @@ import (
 
 // Options describe a run. The zero value of a field is its default.
 type Options struct {
-	Binary   string            // of kvgate; required
+	Binary   []string          // command line that runs kvgate, without arguments for it; required
 	Policies []policies.Policy // by names that the gateway knows too; required
 	Workload string            // a generator's name (conversation)
 	Servers  int               // model servers (4)
@@ -162,8 +162,8 @@ func (r *Result) live(ctx context.Context, w *policies.Workload, o *Options) err
 }
 
 // start runs kvgate with args until the function that is returned is called. It returns when ready says so of a line.
-func start(ctx context.Context, binary string, ready func(line string) bool, args ...string) (stop func(), err error) {
-	c := exec.CommandContext(ctx, binary, args...)
+func start(ctx context.Context, binary []string, ready func(line string) bool, args ...string) (stop func(), err error) {
+	c := exec.CommandContext(ctx, binary[0], append(slices.Clone(binary[1:]), args...)...)
 	out, err := c.StdoutPipe()
 	if err != nil {
 		return nil, err

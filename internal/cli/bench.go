@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kvgate/bench/livebench"
 	"kvgate/bench/policies"
 	"kvgate/internal/modelsim"
 	"kvgate/scoring"
@@ -23,7 +24,7 @@ func newBench(e *env) *cobra.Command {
 		Example: "  kvgate bench policies --workload conversation\n  kvgate bench proxy --quick",
 		RunE:    helpOrUnknown,
 	}
-	c.AddCommand(newBenchPolicies(e), newBenchLive(e), newBenchProxy(e), newBenchSmall())
+	c.AddCommand(newBenchPolicies(e), newBenchProxy(e), newBenchSmall())
 	return c
 }
 
@@ -38,6 +39,8 @@ type benchFlags struct {
 	loads                         []float64
 	out, format, study            string
 	o                             policies.Options
+	inRealTime                    bool
+	live                          livebench.Options
 }
 
 func newBenchPolicies(e *env) *cobra.Command {
@@ -50,13 +53,22 @@ rivals, the rate at which 95 % of requests keep their SLO (time to first token b
 prefill), time per output token below 100 ms) and what clients see at shares of the oracle's rate.
 Virtual time: an hour of traffic takes seconds, and one seed gives one result.
 
+--live starts simulated model servers and a real gateway as processes instead, sends them one workload under each policy in
+real time, and shows the times to first token that clients saw beside those of virtual time for the same requests.
+
 ` + workloadHelp() + "\n\n" + policyHelp(),
 		Example: `  kvgate bench policies --workload conversation,lora64 --seeds 3
   kvgate bench policies --trace conversation.csv --trace-block 512 --trace-spread 3s
   kvgate bench policies --study docs/routing --seeds 5      # every figure of the documentation
-  kvgate bench policies --workload tool --scrape-every 5s --gateways 4 --out results`,
+  kvgate bench policies --workload tool --scrape-every 5s --gateways 4 --out results
+  kvgate bench policies --live --policy auto,round_robin --requests 500`,
 		Args: noArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return runBenchPolicies(e, c, &f) },
+		RunE: func(c *cobra.Command, _ []string) error {
+			if f.inRealTime {
+				return runPoliciesLive(e, c, &f)
+			}
+			return runBenchPolicies(e, c, &f)
+		},
 	}
 	fl := c.Flags()
 	fl.StringSliceVar(&f.workloads, "workload", nil, "workloads to generate, by name (default all)")
@@ -79,6 +91,9 @@ Virtual time: an hour of traffic takes seconds, and one seed gives one result.
 	fl.IntVar(&f.o.MaxBatchTokens, "batch-tokens", 0, "tokens per engine step (default the profile's)")
 	fl.StringVar(&f.out, "out", "", "write runs.csv and plots into this directory")
 	fl.StringVar(&f.study, "study", "", "compare everything that docs/routing.md shows and write tables, runs and plots into this directory")
+	fl.BoolVar(&f.inRealTime, "live", false, "run one workload in real time, on 4 simulated servers as processes, 240 requests per policy")
+	fl.Float64Var(&f.live.Rate, "live-rate", 4.5, "with --live: requests per second of the servers' time")
+	fl.Float64Var(&f.live.Speedup, "live-speedup", 2, "with --live: how much faster than their GPU the servers are")
 	fl.StringVar(&f.format, "format", "svg", "format of plots: svg or png")
 	complete(c, "workload", workloadNames()...)
 	complete(c, "policy", benchPolicyNames()...)
