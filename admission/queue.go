@@ -567,6 +567,31 @@ func (q *Queue) Stats() (s Stats) {
 	return s
 }
 
+// A TenantStats is what waits of one tenant in one class.
+type TenantStats struct {
+	Class   Class
+	Tenant  string // "" is requests of nobody in particular
+	Waiting int
+	Tokens  int64
+}
+
+// AppendTenants appends what waits by class and tenant: the classes in order, in each the tenants with most waiting first,
+// by name where it is the same.
+func (q *Queue) AppendTenants(dst []TenantStats) []TenantStats {
+	q.mu.Lock()
+	from := len(dst)
+	for _, c := range order {
+		for _, f := range q.classes[c].order {
+			dst = append(dst, TenantStats{c, f.tenant, f.n, f.tokens})
+		}
+	}
+	q.mu.Unlock() // there may be many to sort
+	slices.SortFunc(dst[from:], func(a, b TenantStats) int {
+		return cmp.Or(cmp.Compare(a.Class.rank(), b.Class.rank()), cmp.Compare(b.Waiting, a.Waiting), cmp.Compare(a.Tenant, b.Tenant))
+	})
+	return dst
+}
+
 // A meter measures how fast a class drains: tokens started over the time in which something waited.
 type meter struct {
 	tokens, seconds float64

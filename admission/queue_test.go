@@ -217,6 +217,24 @@ func TestLeaving(t *testing.T) {
 	}
 }
 
+func TestTenantsThatWait(t *testing.T) {
+	y := newYard(roomy(), map[uint64]int{})
+	for i, tenant := range []string{"b", "a", "c", "a", "", "c"} {
+		y.enter(fmt.Sprint(i), tenant, Normal, uint64(i%2), int64(10+i))
+	}
+	y.enter("h", "b", High, 0, 5)
+	got := y.q.AppendTenants(nil)
+	want := []TenantStats{{High, "b", 1, 5}, {Normal, "a", 2, 24}, {Normal, "c", 2, 27}, {Normal, "", 1, 14}, {Normal, "b", 1, 10}}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %v\nwant %v", got, want)
+	}
+	y.open(0, 9)
+	y.open(1, 9)
+	if got := y.q.AppendTenants(nil); len(got) != 0 {
+		t.Errorf("nothing waits, and it tells of %v", got)
+	}
+}
+
 func TestDeadlines(t *testing.T) {
 	o := roomy()
 	o.MaxWait = 10 * time.Second

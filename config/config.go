@@ -105,6 +105,10 @@ type Admin struct {
 type Metrics struct {
 	// NativeHistograms gives histograms native buckets (Prometheus 2.40 or newer, asked for in protobuf) besides the usual ones.
 	NativeHistograms bool `yaml:"native_histograms"`
+	// Tenants is how many tenants may have series of their own in kvgate_tenant_* and kvgate_admission_tenant_*, besides those
+	// that this file names: of keys, of quotas and of shares, which always have. They get them as they come; all others are
+	// counted as tenant="other". Danger: each takes some twenty series, and with tenant_header a client may make names up.
+	Tenants int `yaml:"tenants" min:"0" max:"10000"`
 }
 
 // Log says what is logged and how.

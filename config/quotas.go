@@ -147,13 +147,14 @@ func (d *decoder) limit(at string, l *Limit) {
 			d.warn(at+"."+n.key, "is more than total_tokens ("+strconv.Itoa(l.TotalTokens)+"), so it is never reached", "raise total_tokens, or remove it")
 		}
 	}
-	if l.PerModel && len(l.Models) == 1 && !isPattern(l.Models[0]) {
+	if l.PerModel && len(l.Models) == 1 && !IsPattern(l.Models[0]) {
 		d.warn(at+".per_model", "has no effect with one model", "remove it")
 	}
 	d.patterns(at+".models", l.Models)
 }
 
-func isPattern(s string) bool {
+// IsPattern reports whether a name in the configuration stands for several: it has a * or ? in it.
+func IsPattern(s string) bool {
 	for _, c := range s {
 		if c == '*' || c == '?' {
 			return true

@@ -475,6 +475,7 @@ type AdmissionStats struct {
 	Pool string
 	admission.Stats
 	scoring.Demand
+	Tenants []admission.TenantStats // that wait, by class, those with most waiting first
 }
 
 // Admission describes every pool: also one that never has requests wait has a demand.
@@ -493,6 +494,9 @@ func (h *Handler) Admission() []AdmissionStats {
 		if a := p.admitter; a != nil {
 			waiting = a.queue.Waiting()
 			st.Stats, limits = a.queue.Stats(), a.o.Load().Limits
+			if waiting > 0 {
+				st.Tenants = a.queue.AppendTenants(nil)
+			}
 			for _, t := range st.Tokens {
 				tokens += t
 			}

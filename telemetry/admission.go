@@ -45,8 +45,15 @@ type AdmissionState struct {
 	Pool         string
 	WaitingBytes int64
 	Classes      []AdmissionClass
-	Ready        int     // endpoints
-	Demand       float64 // endpoints
+	Tenants      []AdmissionTenant // that wait; those with one label are added up
+	Ready        int               // endpoints
+	Demand       float64           // endpoints
+}
+
+// AdmissionTenant is what waits of one tenant in one class.
+type AdmissionTenant struct {
+	Class, Tenant string // Tenant as the label has it
+	Waiting       int
 }
 
 // AdmissionClass is the part of a class.
@@ -71,7 +78,7 @@ type admissionCollector struct {
 // NewAdmissionCollector returns a collector of the metrics above, which asks state when it is read.
 func NewAdmissionCollector(state func() []AdmissionState) prometheus.Collector {
 	c := &admissionCollector{state, make(map[*Definition]*prometheus.Desc)}
-	for _, d := range []*Definition{AdmissionWaiting, AdmissionWaitingTokens, AdmissionWaitingBytes, AdmissionRefused, PoolDemand, PoolReady, PoolSaturation} {
+	for _, d := range []*Definition{AdmissionWaiting, AdmissionWaitingTokens, AdmissionWaitingBytes, AdmissionRefused, AdmissionTenantWaiting, PoolDemand, PoolReady, PoolSaturation} {
 		c.descs[d] = prometheus.NewDesc(d.Name, d.Help, d.Labels, nil)
 	}
 	return c
@@ -100,6 +107,13 @@ func (c *admissionCollector) Collect(ch chan<- prometheus.Metric) {
 			for _, r := range k.Refused {
 				send(AdmissionRefused, prometheus.CounterValue, float64(r.N), p.Pool, k.Class, r.Reason)
 			}
+		}
+		waiting := make(map[[2]string]int)
+		for _, t := range p.Tenants {
+			waiting[[2]string{t.Class, t.Tenant}] += t.Waiting
+		}
+		for k, n := range waiting {
+			send(AdmissionTenantWaiting, prometheus.GaugeValue, float64(n), p.Pool, k[0], k[1])
 		}
 	}
 }

@@ -66,6 +66,8 @@ type Metrics struct {
 	made      int        // names that clients made up and that have series; under mu
 
 	generation atomic.Uint32 // counts sweeps
+
+	tenants tenants
 }
 
 type modelKey struct{ pool, model string }
@@ -134,6 +136,9 @@ func New(o Options) *Metrics {
 		return g
 	}
 	m.requests, m.tokens, m.attempts = counters(Requests), counters(Tokens), counters(Attempts)
+	m.tenants.requests, m.tenants.tokens = counters(TenantRequests), counters(TenantTokens)
+	m.tenants.series.Store(&map[string]*tenantSeries{})
+	m.SetTenants(nil, 0)
 	m.bytesIn, m.bytesOut, m.scrapes = counters(RequestBytes), counters(ResponseBytes), counters(Scrapes)
 	m.duration, m.firstToken, m.perToken = histograms(RequestDuration), histograms(TimeToFirstToken), histograms(TimePerOutputToken)
 	m.overhead = histograms(Overhead)
@@ -174,6 +179,7 @@ func (m *Metrics) Handler() http.Handler {
 func (m *Metrics) Observe(r *Record) {
 	s := m.series(r)
 	s.count(m, r)
+	m.observeTenant(r)
 	for i := range r.Attempts {
 		a := &r.Attempts[i]
 		e := m.endpoint(a.Endpoint)
@@ -378,6 +384,7 @@ func (m *Metrics) Sweep(s *pool.Snapshot, interval time.Duration) {
 	}
 	g := m.generation.Add(1)
 	keep := max(2, uint32(m.opts.KeepUnserved/max(interval, time.Millisecond)))
+	m.tenants.sweep(g, keep)
 
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -104,13 +104,15 @@ func TestDefinitionsAreThePage(t *testing.T) {
 	}, Usage: func() Usage {
 		return Usage{Connections: 100, MaxConnections: 1000, BodyBytes: 30 << 20, MaxBodyBytes: 40 << 20}
 	}})
-	m.Observe(okRecord("m"))
+	r := okRecord("m")
+	r.Tenant, r.Key = "a", "a-1"
+	m.Observe(r)
 	m.ObserveScrape("p/a", time.Millisecond, "ok")
 	m.ObserveScrape("p/a", time.Millisecond, "timeout")
 	m.SetReload(true, time.Unix(1700000000, 0))
 	m.SetDraining()
 	m.Registry().MustRegister(NewAdmissionCollector(func() []AdmissionState {
-		return []AdmissionState{{Pool: "p", Ready: 2, Demand: 3, Classes: []AdmissionClass{{Class: "high", Refused: []AdmissionRefusals{{"full", 1}}}}}}
+		return []AdmissionState{{Pool: "p", Ready: 2, Demand: 3, Classes: []AdmissionClass{{Class: "high", Refused: []AdmissionRefusals{{"full", 1}}}}, Tenants: []AdmissionTenant{{"high", "a", 2}, {"high", "other", 1}, {"high", "other", 4}}}}
 	}))
 	a := NewAdapterMetrics(func() []AdapterState { return []AdapterState{{Pool: "p", Adapter: "a", Replicas: 1}} })
 	m.Registry().MustRegister(a)
@@ -136,6 +138,8 @@ func TestDefinitionsAreThePage(t *testing.T) {
 	wantLines(t, got, `kvgate_endpoint_kv_cache_utilization_ratio{endpoint="p/a"} 0.5`, `kvgate_endpoint_waiting_requests{endpoint="p/a"} 2`,
 		`kvgate_scrape_age_seconds{endpoint="p/a"} 1`, `kvgate_config_last_reload_success_timestamp_seconds 1.7e+09`,
 		`kvgate_scrapes_total{endpoint="p/a",result="timeout"} 1`, `kvgate_endpoint_foreign_requests{endpoint="p/a"} 5`,
+		`kvgate_admission_tenant_waiting_requests{class="high",pool="p",tenant="a"} 2`,
+		`kvgate_admission_tenant_waiting_requests{class="high",pool="p",tenant="other"} 5`,
 		`kvgate_client_connections 100`, `kvgate_in_flight_body_bytes 3.145728e+07`, `kvgate_gateway_saturation_ratio 0.75`,
 		`kvgate_discovery_targets{pool="p",source="file"} 2`, `kvgate_discovery_healthy{pool="p",source="file"} 1`,
 		`kvgate_discovery_last_success_timestamp_seconds{pool="p",source="file"} 1.7000000015e+09`,

@@ -61,8 +61,8 @@ type Options struct {
 	Policy func(pool string) string
 	// InFlight counts the requests that are being handled.
 	InFlight func() int
-	// Waiting returns what waits for admission, as JSON-ready values.
-	Waiting func() any
+	// Waiting returns where requests wait for admission or have been refused.
+	Waiting func() []WaitingView
 	// Explanation returns the explanation that was kept under a number; see telemetry.Record.Explained.
 	Explanation func(number uint64) (scoring.Explanation, bool)
 
@@ -187,6 +187,9 @@ func (s *Server) handler() http.Handler {
 	})
 	get("/debug/sources", s.o.Sources != nil, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, 200, s.o.Sources()) })
 	get("/debug/adapters", s.o.Adapters != nil, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, 200, s.o.Adapters()) })
+	get("/debug/waiting", s.o.Waiting != nil, func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, 200, map[string]any{"waiting": s.o.Waiting()})
+	})
 	get("/debug/version", true, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, 200, version.Get()) })
 	get("/debug/decisions/{number}", s.o.Recent != nil, s.decision)
 	get("/debug/live", true, s.live.serve)
@@ -260,6 +263,7 @@ GET  /debug/live          what the dashboard shows, as server-sent events (?once
 POST /debug/explain?path= how a request with this body would be decided (&format=text for people)
 GET  /debug/config        the configuration in use, without secrets
 GET  /debug/sources       how discovery is doing
+GET  /debug/waiting       requests that wait for admission, by pool, class and tenant
 GET  /debug/adapters      the managed adapters, and where they are
 GET  /debug/version       what was built
 GET  /debug/pprof/        Go's profiles

@@ -36,7 +36,7 @@ type LiveView struct {
 	Ages      []int           `json:"ages"`                // by endpoint: tenths of a second since its scrape; -1: never
 	History   []LivePoint     `json:"history"`             // by the second; in a whole message up to five minutes
 	Requests  []DecisionView  `json:"requests"`            // the newest, oldest first
-	Waiting   json.RawMessage `json:"waiting,omitempty"`   // requests that wait for admission, as Options.Waiting tells
+	Waiting   []WaitingView   `json:"waiting,omitempty"`   // where requests wait for admission, or have been refused
 }
 
 // A LiveGateway is the gateway itself.
@@ -136,7 +136,7 @@ func (f *feed) advance(now time.Time) []byte {
 	v.Pools = f.pools(snap)
 	v.History = f.stats.history(now.Unix(), 1)
 	if f.s.o.Waiting != nil {
-		v.Waiting, _ = json.Marshal(f.s.o.Waiting())
+		v.Waiting = f.s.o.Waiting()
 	}
 	same := len(f.endpoints) == len(snap.Rows)
 	for i := range snap.Rows {

@@ -1,8 +1,11 @@
 package gateway
 
 import (
+	"slices"
+
 	"kvgate/admission"
 	"kvgate/config"
+	"kvgate/internal/admin"
 	"kvgate/proxy"
 	"kvgate/scoring"
 	"kvgate/telemetry"
@@ -40,28 +43,27 @@ func (g *Gateway) admissionState() (pools []telemetry.AdmissionState) {
 			}
 			p.Classes = append(p.Classes, k)
 		}
+		for _, t := range s.Tenants {
+			if t.Tenant != "" {
+				p.Tenants = append(p.Tenants, telemetry.AdmissionTenant{Class: t.Class.String(), Tenant: g.metrics.TenantLabel(t.Tenant), Waiting: t.Waiting})
+			}
+		}
 		pools = append(pools, p)
 	}
 	return pools
 }
 
-// A waitingView is one pool's requests of one class that wait for admission.
-type waitingView struct {
-	Pool    string `json:"pool"`
-	Class   string `json:"class"`
-	Waiting int64  `json:"waiting"`
-	Tokens  int64  `json:"prompt_tokens"`
-	Refused uint64 `json:"refused"` // since the start
-}
+// shownTenants are told of one pool and class.
+const shownTenants = 20
 
 // waitingRequests is what the dashboard shows of admission: where requests wait or have been refused.
-func (g *Gateway) waitingRequests() any {
-	rows := []waitingView{}
-	for _, p := range g.admissionState() {
-		for _, c := range p.Classes {
-			v := waitingView{Pool: p.Pool, Class: c.Class, Waiting: int64(c.Waiting), Tokens: c.WaitingTokens}
-			for _, r := range c.Refused {
-				v.Refused += r.N
+func (g *Gateway) waitingRequests() []admin.WaitingView {
+	rows := []admin.WaitingView{}
+	for _, p := range g.handler.Admission() {
+		for _, c := range admission.Classes() {
+			v := admin.WaitingView{Pool: p.Pool, Class: c.String(), Waiting: int64(p.Waiting[c]), Tokens: p.Tokens[c], Tenants: viewTenants(p.Tenants, c)}
+			for _, n := range p.Refused[c] {
+				v.Refused += n
 			}
 			if v.Waiting > 0 || v.Refused > 0 {
 				rows = append(rows, v)
@@ -69,6 +71,50 @@ func (g *Gateway) waitingRequests() any {
 		}
 	}
 	return rows
+}
+
+// viewTenants are the tenants that wait in a class, of all that do.
+func viewTenants(all []admission.TenantStats, c admission.Class) (out []admin.WaitingTenant) {
+	var others admin.WaitingTenant
+	for _, t := range all {
+		switch {
+		case t.Class != c:
+		case len(out) < shownTenants:
+			out = append(out, admin.WaitingTenant{Tenant: t.Tenant, Waiting: t.Waiting, Tokens: t.Tokens})
+		default:
+			others.Others++
+			others.Waiting += t.Waiting
+			others.Tokens += t.Tokens
+		}
+	}
+	if others.Others > 0 {
+		return append(out, others)
+	}
+	if len(out) == 1 && out[0].Tenant == "" {
+		return nil
+	}
+	return out
+}
+
+// namedTenants are the tenants that cfg names.
+func namedTenants(cfg *config.Config) (names []string) {
+	for i := range cfg.Keys() {
+		names = append(names, cfg.Keys()[i].Tenant)
+	}
+	for i := range cfg.Quotas.Limits {
+		if t := cfg.Quotas.Limits[i].Tenant; !config.IsPattern(t) {
+			names = append(names, t)
+		}
+	}
+	for i := range cfg.Pools {
+		if a := cfg.Pools[i].Admission; a != nil {
+			for _, t := range a.Tenants {
+				names = append(names, t.Name)
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.DeleteFunc(slices.Compact(names), func(n string) bool { return n == "" })
 }
 
 // waitsForEndpoints reports whether requests may wait for a pool's first endpoint. Then the gateway is ready without any: if it

@@ -150,6 +150,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 	// A page of observations is published at a time: with many endpoints, each by itself would copy the table too often.
 	g.table = pool.NewTable(b.pools, pool.Options{PublishEvery: publishEvery})
 	g.metrics = telemetry.New(telemetry.Options{Table: g.table, Now: g.now, StaleAfter: g.staleAfter, Native: cfg.Metrics.NativeHistograms, Sources: g.sources, Usage: func() telemetry.Usage { return g.server.Usage() }})
+	g.metrics.SetTenants(namedTenants(cfg), cfg.Metrics.Tenants)
 	g.metrics.SetReload(true, time.Now())
 	g.recent = telemetry.NewRecent(o.Recent)
 	g.explainer = newExplainer(cfg.Debug.ExplainShare, g.log)

@@ -85,6 +85,7 @@ func (g *Gateway) reload(why string) (admin.ReloadResult, error) {
 	g.adapters.Configure(b.adapters)
 	g.useTokens(b.tokens)
 	g.useQuotas(b)
+	g.metrics.SetTenants(namedTenants(cfg), g.running.Metrics.Tenants)
 	g.decides.Store(b.decider())
 	g.table.SetPools(b.pools, g.now())
 	g.syncScrapers()

@@ -42,7 +42,7 @@ kvgate exports these on the admin listener under ` + "`/metrics`" + `, beside Go
 seconds, sizes in bytes, shares are ratios from 0 to 1. A value that is not known has no series: so have an endpoint's KV
 cache, running, waiting and foreign requests while it is ` + "`down`" + `, or when its page was last read longer ago than
 ` + "`scrape.stale_after`" + `. Labels are bounded: names that are configured or served always appear, names that clients make up fold
-into ` + "`" + telemetry.OtherModel + "`" + ` beyond a thousand, and the series of an endpoint go when it has left the table. Where OpenTelemetry's GenAI conventions have a metric that says the
+into ` + "`" + telemetry.OtherModel + "`" + ` beyond a thousand, tenants as ` + "`metrics.tenants`" + ` says, and the series of an endpoint go when it has left the table. Where OpenTelemetry's GenAI conventions have a metric that says the
 same, it is named, and the buckets are the advised ones.
 
 | name | type | unit | labels | meaning | OpenTelemetry |

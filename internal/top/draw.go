@@ -3,6 +3,7 @@ package top
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -414,7 +415,57 @@ func (v *View) header(c canvas, width int) int {
 			fit(percent(kv), 4, false, false), count(&p.RequestsPerSecond), fit(seconds(p.TTFTP50), 6, false, false), fit(percent(p.PrefixHitRatio), 4, false, false), fit(percent(p.AdapterHitRatio), 4, false, false)), width, true, false), t)
 		y++
 	}
+	if text := waiting(l.Waiting); text != "" {
+		c.put(0, y, fit(text, width, true, false), warn)
+		y++
+	}
 	return y
+}
+
+// waiting says in a line how many requests wait for admission, in which classes and whose; "" where none does.
+func waiting(all []admin.WaitingView) string {
+	var classes, tenants []string
+	byClass, byTenant := map[string]int64{}, map[string]int64{}
+	total, others := int64(0), int64(0)
+	for i := range all {
+		w := &all[i]
+		if w.Waiting == 0 {
+			continue
+		}
+		total += w.Waiting
+		if byClass[w.Class] == 0 {
+			classes = append(classes, w.Class)
+		}
+		byClass[w.Class] += w.Waiting
+		for _, t := range w.Tenants {
+			if t.Others > 0 || t.Tenant == "" {
+				others += int64(t.Waiting)
+				continue
+			}
+			if byTenant[t.Tenant] == 0 {
+				tenants = append(tenants, t.Tenant)
+			}
+			byTenant[t.Tenant] += int64(t.Waiting)
+		}
+	}
+	if total == 0 {
+		return ""
+	}
+	slices.SortStableFunc(tenants, func(a, b string) int { return cmp.Compare(byTenant[b], byTenant[a]) })
+	for i, c := range classes {
+		classes[i] = fmt.Sprintf("%d %s", byClass[c], c)
+	}
+	for i, t := range tenants {
+		tenants[i] = fmt.Sprintf("%s %d", t, byTenant[t])
+	}
+	if others > 0 && len(tenants) > 0 {
+		tenants = append(tenants, fmt.Sprintf("others %d", others))
+	}
+	text := fmt.Sprintf("%d wait for admission: %s", total, strings.Join(classes, ", "))
+	if len(tenants) > 0 {
+		text += "  by tenant: " + strings.Join(tenants, ", ")
+	}
+	return text
 }
 
 // shown are the columns that a terminal of that width has room for, and the width of the first.

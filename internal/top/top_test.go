@@ -107,6 +107,21 @@ func (m *terminal) press(keys ...any) {
 	}
 }
 
+func TestWhoWaits(t *testing.T) {
+	m := newTerminal(t, 120, 24, Options{})
+	l := live(t)
+	l.Waiting = []admin.WaitingView{
+		{Pool: "llama-8b", Class: "high", Refused: 3},
+		{Pool: "llama-8b", Class: "normal", Waiting: 40, Tenants: []admin.WaitingTenant{{Tenant: "a", Waiting: 20}, {Tenant: "b", Waiting: 15}, {Others: 4, Waiting: 5}}},
+		{Pool: "qwen", Class: "low", Waiting: 9, Tenants: []admin.WaitingTenant{{Tenant: "b", Waiting: 9}}},
+	}
+	m.v.Take(l, nil)
+	m.shows("49 wait for admission: 40 normal, 9 low  by tenant: b 24, a 20, others 5")
+	if text := waiting(l.Waiting[:1]); text != "" {
+		t.Errorf("none waits, and it says %q", text)
+	}
+}
+
 func (m *terminal) order() (ids []string) {
 	for _, r := range m.v.rows() {
 		ids = append(ids, r.e.ID)

@@ -316,15 +316,21 @@ function fill(tr, columns, data) {
   for (let i = 0; i < columns.length; i++) columns[i].cell(tr.cells[i], data);
 }
 
-// ---- Requests that wait for admission: whatever list the gateway tells, as a table.
+// ---- Requests that wait for admission, by pool and class, and whose they are.
 function drawWaiting() {
-  const rows = Array.isArray(state.waiting) ? state.waiting : [];
+  const rows = state.waiting || [];
   $("waiting-panel").hidden = rows.length === 0;
   if (!rows.length) return;
-  const keys = Object.keys(rows[0]), words = (k) => k.replaceAll("_", " ");
-  $("waiting").tHead.replaceChildren(h("tr", {}, keys.map((k) => h("th", { scope: "col", class: typeof rows[0][k] === "number" ? "num" : null }, words(k)))));
-  $("waiting").tBodies[0].replaceChildren(...rows.slice(0, 50).map((r) => h("tr", {}, keys.map((k) =>
-    typeof r[k] === "number" ? h("td", { class: "num" }, k.endsWith("_seconds") ? seconds(r[k]) : count(r[k])) : h("td", {}, String(r[k] ?? unknown))))));
+  const tenants = rows.some((r) => r.tenants), num = ["Waiting", "Tokens", "Refused"];
+  $("waiting").tHead.replaceChildren(h("tr", {}, ["Pool", "Class", ...num, ...(tenants ? ["Tenants"] : [])].map((k) =>
+    h("th", { scope: "col", class: num.includes(k) ? "num" : null }, k))));
+  $("waiting").tBodies[0].replaceChildren(...rows.slice(0, 50).map((r) => h("tr", {},
+    h("td", {}, r.pool), h("td", {}, r.class), [r.waiting, r.tokens, r.refused].map((n) => h("td", { class: "num" }, count(n))),
+    tenants ? h("td", {}, tenantsText(r.tenants || [])) : null)));
+}
+// Whose requests wait, most first: "team-a 12, team-b 3, 4 others 9".
+function tenantsText(tenants) {
+  return tenants.map((t) => `${t.others ? t.others + " others" : t.tenant || "nobody in particular"} ${count(t.waiting)}`).join(", ") || "\u2013";
 }
 
 // ---- Endpoints.
