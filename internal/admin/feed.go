@@ -26,17 +26,17 @@ const (
 // A LiveView is what a viewer is told: everything in a whole message, what is new in the others. It is what GET /debug/live
 // streams, and what kvgate top shows. What is unknown is null.
 type LiveView struct {
-	At        time.Time       `json:"at"`
-	Whole     bool            `json:"whole"`
-	Gateway   LiveGateway     `json:"gateway"`
-	Figures   LiveFigures     `json:"figures"`             // of all pools together
-	Pools     []LivePool      `json:"pools"`               // all, in the order of the configuration
-	Endpoints []LiveEndpoint  `json:"endpoints,omitempty"` // in a whole message; in the others see Changed
-	Changed   [][2]any        `json:"changed,omitempty"`   // in the others: pairs of an index into Endpoints and a LiveEndpoint
-	Ages      []int           `json:"ages"`                // by endpoint: tenths of a second since its scrape; -1: never
-	History   []LivePoint     `json:"history"`             // by the second; in a whole message up to five minutes
-	Requests  []DecisionView  `json:"requests"`            // the newest, oldest first
-	Waiting   []WaitingView   `json:"waiting,omitempty"`   // where requests wait for admission, or have been refused
+	At        time.Time      `json:"at"`
+	Whole     bool           `json:"whole"`
+	Gateway   LiveGateway    `json:"gateway"`
+	Figures   LiveFigures    `json:"figures"`             // of all pools together
+	Pools     []LivePool     `json:"pools"`               // all, in the order of the configuration
+	Endpoints []LiveEndpoint `json:"endpoints,omitempty"` // in a whole message; in the others see Changed
+	Changed   [][2]any       `json:"changed,omitempty"`   // in the others: pairs of an index into Endpoints and a LiveEndpoint
+	Ages      []int          `json:"ages"`                // by endpoint: tenths of a second since its scrape; -1: never
+	History   []LivePoint    `json:"history"`             // by the second; in a whole message up to five minutes
+	Requests  []DecisionView `json:"requests"`            // the newest, oldest first
+	Waiting   []WaitingView  `json:"waiting,omitempty"`   // where requests wait for admission, or have been refused
 }
 
 // A LiveGateway is the gateway itself.

@@ -129,7 +129,7 @@ func (p *page) named() {
 
 func TestSaturated(t *testing.T) {
 	urls := sims(t, 4, "--kv-tokens", "24000")
-	g := serve(t, poolYAML("llama-8b", urls, ""))
+	g := serve(t, poolYAML("llama-8b", urls, "    admission: {backlog: 10ms, tenant_header: X-Tenant}\n"))
 	g.load(t, 120, func(i int) string { return chat("meta-llama/Llama-3.1-8B-Instruct", i, 40, 1200, 400) })
 	p := g.open(t, "", 1440, 900, "dark")
 	p.until(`[...document.querySelectorAll("#endpoints .track i")].filter((i) => i.classList.contains("bad")).length >= 2`)
