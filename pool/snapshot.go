@@ -49,6 +49,9 @@ func (r *Row) EjectedUntil() Instant { return r.live.ejectedUntil.Load() }
 // BusyUntil is [Endpoint.BusyUntil] without the detour.
 func (r *Row) BusyUntil() Instant { return r.live.busyUntil.Load() }
 
+// Untroubled reports whether the endpoint was never ejected and never asked to be left alone: neither instant is set.
+func (r *Row) Untroubled() bool { return r.live.ejectedUntil.Load()|r.live.busyUntil.Load() == 0 }
+
 // Learned returns what [Endpoint.SetLearned] published last.
 func (r *Row) Learned() (slowness, kvCapacityTokens float32) {
 	l := r.live.learned.Load()

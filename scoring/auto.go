@@ -176,16 +176,29 @@ func (p *Policy) auto(sc *scratch, rec *recorder, d *Decision) (version uint64, 
 
 	// plain says that state, size, ejection and backpressure are all that can keep this request from a row.
 	plain := rec == nil && c.tries == 0 && (c.target.MinModelLen == 0 || int64(c.least) <= c.target.MinModelLen)
+	size := max(c.least, 1) // of a KV cache that is known and takes the request
+	waiting, own, kv, need, guard, overflow := x.waiting, x.own, x.w.KV, x.need, x.w.Guard, x.w.Overflow
 	all := c.snapshot.Rows
 	best := float32(math.MaxFloat32)
 	for i, ri := range rows {
 		r := &all[ri]
 		versions[i] = r.Version() // before the counters are read
-		if plain && r.State&(pool.Unroutable|pool.Unreachable) == 0 && (r.KVCapacity >= c.least || r.KVCapacity == 0) &&
-			r.EjectedUntil() <= c.now && r.BusyUntil() <= c.now {
-			// Fast path: no filter objects.
-			cost[i] = x.of(r, nil)
-			best = min(best, cost[i])
+		if plain && r.State&(pool.Unroutable|pool.Unreachable|pool.Blind) == 0 && r.KVCapacity >= size && r.Weight == 1 &&
+			r.ScrapedAt != 0 && c.now-r.ScrapedAt <= x.staleAfter && r.Untroubled() {
+			// Fast path: no filter objects, and the row is as nearly all are. This is what of comes to then, written where
+			// it is used since it is most of what a decision among a thousand endpoints costs.
+			b := r.Booked()
+			used := float32(int32(b.KVTokens)) + float32(r.Foreign.KVTokens)
+			v := float32(int32(b.PendingTokens)) + float32(r.Foreign.Waiting)*waiting + own + kv*used
+			if over := used + need - guard*float32(r.KVCapacity); over > 0 {
+				v += overflow * over
+			}
+			if slowness, _ := r.Learned(); slowness != 0 {
+				v *= slowness
+			}
+			if cost[i] = v; v < best {
+				best = v
+			}
 			continue
 		}
 		t, f := c.judge(r)
@@ -208,9 +221,8 @@ func (p *Policy) auto(sc *scratch, rec *recorder, d *Decision) (version uint64, 
 		}
 		longest, held = max(longest, m.blocks), max(held, m.tokens)
 		r := &c.snapshot.Rows[m.row]
-		saved := (1 + x.w.OwnWork) * float32(m.tokens)
-		over := x.overflow(r)
-		saved += over - max(0, over-x.w.Overflow*x.w.Shared*float32(m.tokens))
+		overflow := min(x.overflow(r), x.w.Overflow*x.w.Shared*float32(m.tokens))
+		saved := (1+x.w.OwnWork)*float32(m.tokens) + overflow
 		if s, _ := r.Learned(); s != 0 {
 			saved *= s
 		}
@@ -220,7 +232,7 @@ func (p *Policy) auto(sc *scratch, rec *recorder, d *Decision) (version uint64, 
 		cost[i] -= saved
 		best = min(best, cost[i])
 		if rec != nil {
-			rec.cached(m)
+			rec.cached(m, overflow)
 		}
 	}
 
@@ -239,13 +251,15 @@ func (p *Policy) auto(sc *scratch, rec *recorder, d *Decision) (version uint64, 
 	if best == math.MaxFloat32 {
 		return 0, c.nothing()
 	}
-	pick, first, second := p.pickLeast(c, cost, best+margin, key)
+	pick, first, second, tied := p.pickLeast(c, cost, best+margin, key)
 	for a != 0 && (p.priceOf(sc, first, cost) || pick >= 0 && p.priceOf(sc, pick, cost)) {
 		best = least(cost)
-		pick, first, second = p.pickLeast(c, cost, best+margin, key)
+		pick, first, second, tied = p.pickLeast(c, cost, best+margin, key)
 	}
 	if key == 0 {
-		pick = p.uniformMin(cost, best)
+		if pick = first; tied {
+			pick = p.uniformMin(cost, best)
+		}
 	}
 	if pick != first {
 		second = first
@@ -280,30 +294,36 @@ func (p *Policy) auto(sc *scratch, rec *recorder, d *Decision) (version uint64, 
 func least(cost []float32) float32 {
 	best := float32(math.MaxFloat32)
 	for _, v := range cost {
-		best = min(best, v)
+		if v < best { // unlike min, which minds NaN
+			best = v
+		}
 	}
 	return best
 }
 
 // pickLeast finds the positions of the two least costs and, if there is a key, of its first choice under rendezvous hashing
-// among those up to limit; -1 is none.
-func (p *Policy) pickLeast(c *Candidates, cost []float32, limit float32, key uint64) (pick, first, second int) {
+// among those up to limit; -1 is none. Of equal costs the first come is first, and tied says that there are such.
+func (p *Policy) pickLeast(c *Candidates, cost []float32, limit float32, key uint64) (pick, first, second int, tied bool) {
 	pick, first, second = -1, -1, -1
 	firstCost, secondCost := float32(math.MaxFloat32), float32(math.MaxFloat32)
-	highest := uint64(0)
 	for i, v := range cost {
 		if v < secondCost {
 			if second, secondCost = i, v; v < firstCost {
 				second, secondCost, first, firstCost = first, firstCost, i, v
 			}
 		}
-		if v <= limit && key != 0 {
-			if h := pool.Rendezvous(c.snapshot.Rows[c.target.Rows[i]].Endpoint.IDHash, key); pick < 0 || h > highest {
-				pick, highest = i, h
+	}
+	if key != 0 {
+		highest := uint64(0)
+		for i, v := range cost {
+			if v <= limit {
+				if h := pool.Rendezvous(c.snapshot.Rows[c.target.Rows[i]].Endpoint.IDHash, key); pick < 0 || h > highest {
+					pick, highest = i, h
+				}
 			}
 		}
 	}
-	return pick, first, second
+	return pick, first, second, secondCost == firstCost
 }
 
 // position is where row is in rows, which ascend; -1 if it isn't.

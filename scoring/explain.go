@@ -164,10 +164,12 @@ func (rec *recorder) termsOf(row int32) *Terms {
 	return t
 }
 
-func (rec *recorder) cached(m match) {
+// cached notes what m saves: tokens of prefill, and overflow.
+func (rec *recorder) cached(m match, overflow float32) {
 	e := rec.at(m.row)
 	e.CachedTokens = m.tokens
 	e.Terms.New -= rec.own * float32(m.tokens)
+	e.Terms.Overflow -= overflow
 }
 
 func (rec *recorder) adapter(row int32, tokens float32) { rec.at(row).Terms.Adapter = tokens }
