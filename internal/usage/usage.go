@@ -1,7 +1,7 @@
 // Package usage writes a record of what each request used, for billing: as lines of JSON into a file, or in batches to a web
 // server. Records wait in memory, bounded, while a destination can't take them; a clean stop loses none.
 //
-// It imports nothing of kvgate's but telemetry.
+// It imports nothing of kvgate's but lines and telemetry.
 package usage
 
 import (
@@ -13,10 +13,9 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
-	"sync"
 	"time"
 
+	"kvgate/internal/lines"
 	"kvgate/telemetry"
 )
 
@@ -57,17 +56,10 @@ type Options struct {
 	MaxBytes  int // that wait for each destination; default 64 MiB
 }
 
-const (
-	// batchBytes is about as much as is sent at a time.
-	batchBytes = 1 << 20
-	minBackoff = time.Second
-	maxBackoff = time.Minute
-)
-
 // A Recorder writes records. It is a [telemetry.Sink], safe for concurrent use. Close ends it.
 type Recorder struct {
-	queues []*queue
-	file   *file
+	queues []*lines.Queue
+	file   *lines.File // nil: none
 }
 
 // New returns a Recorder, which may write at once.
@@ -76,33 +68,22 @@ func New(o Options) (*Recorder, error) {
 		o.OnTrouble = func(error) {}
 	}
 	o.Interval = cmp.Or(o.Interval, 5*time.Second)
-	o.MaxBytes = cmp.Or(o.MaxBytes, 64<<20)
 	if o.Client == nil {
 		o.Client = &http.Client{Timeout: 10 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	}
 	r := &Recorder{}
+	lo := lines.Options{What: "usage records", MaxBytes: o.MaxBytes, OnTrouble: o.OnTrouble}
 	if o.File != "" {
-		f := &file{name: o.File}
-		if err := f.open(); err != nil {
+		f, err := lines.OpenFile(lines.FileOptions{Name: o.File})
+		if err != nil {
 			return nil, fmt.Errorf("usage: %w", err)
 		}
 		r.file = f
-		r.queues = append(r.queues, newQueue(f, 0, &o))
+		r.queues = append(r.queues, lines.New(f, lo))
 	}
 	if o.URL != "" {
-		w := &webhook{o: &o}
-		q := newQueue(w, o.Interval, &o)
-		if q.spool = o.Spool; o.Spool != "" {
-			left, err := takeSpool(o.Spool)
-			if err != nil {
-				o.OnTrouble(fmt.Errorf("usage spool: %w", err))
-			}
-			q.buf = left
-		}
-		r.queues = append(r.queues, q)
-	}
-	for _, q := range r.queues {
-		q.start()
+		lo.Interval, lo.Spool = o.Interval, o.Spool
+		r.queues = append(r.queues, lines.New(&webhook{o: &o}, lo))
 	}
 	return r, nil
 }
@@ -129,7 +110,7 @@ func (r *Recorder) Observe(rec *telemetry.Record) {
 	}
 	b = append(b, '\n')
 	for _, q := range r.queues {
-		q.add(b)
+		q.Add(b)
 	}
 }
 
@@ -138,7 +119,7 @@ func (r *Recorder) Reopen() error {
 	if r.file == nil {
 		return nil
 	}
-	return r.file.open()
+	return r.file.Reopen()
 }
 
 // Close writes what waits, until ctx ends, and keeps what a web server did not take in its spool file. It returns an error if
@@ -146,218 +127,12 @@ func (r *Recorder) Reopen() error {
 func (r *Recorder) Close(ctx context.Context) error {
 	var errs []error
 	for _, q := range r.queues {
-		errs = append(errs, q.close(ctx))
+		errs = append(errs, q.Close(ctx))
 	}
 	if r.file != nil {
-		errs = append(errs, r.file.close())
+		errs = append(errs, r.file.Close())
 	}
 	return errors.Join(errs...)
-}
-
-// A destination takes whole lines; n is how many bytes it has taken for good.
-type destination interface {
-	deliver(ctx context.Context, lines []byte) (n int, err error)
-	String() string
-}
-
-// A queue holds lines for a destination.
-type queue struct {
-	to       destination
-	interval time.Duration
-	o        *Options
-	spool    string
-
-	mu   sync.Mutex
-	buf  []byte
-	lost int // lines, since it was last told
-
-	wake   chan struct{}
-	ctx    context.Context // ends when delivering has to come to an end
-	stop   context.CancelFunc
-	ending chan struct{}
-	done   chan struct{}
-}
-
-func newQueue(to destination, interval time.Duration, o *Options) *queue {
-	q := &queue{to: to, interval: interval, o: o, wake: make(chan struct{}, 1), ending: make(chan struct{}), done: make(chan struct{})}
-	q.ctx, q.stop = context.WithCancel(context.Background())
-	return q
-}
-
-func (q *queue) start() {
-	if len(q.buf) > 0 {
-		q.wake <- struct{}{}
-	}
-	go q.run()
-}
-
-func (q *queue) add(line []byte) {
-	q.mu.Lock()
-	full := len(q.buf)+len(line) > q.o.MaxBytes
-	if full {
-		q.lost++
-	} else {
-		q.buf = append(q.buf, line...)
-	}
-	q.mu.Unlock()
-	select {
-	case q.wake <- struct{}{}:
-	default:
-	}
-}
-
-// run delivers until close.
-func (q *queue) run() {
-	defer close(q.done)
-	var pause time.Duration
-	for {
-		select {
-		case <-q.wake:
-		case <-q.ending:
-		}
-		ending := q.wait(q.interval + pause)
-		failed := q.drain(&pause)
-		if ending {
-			if failed == nil || q.ctx.Err() != nil {
-				return
-			}
-			// The destination fails and the end has come: again, until there is no time left.
-			select {
-			case <-q.ctx.Done():
-				return
-			case <-time.After(min(pause, time.Second)):
-			}
-		}
-		if failed != nil {
-			select {
-			case q.wake <- struct{}{}:
-			default:
-			}
-		}
-	}
-}
-
-// wait waits for d, or until the end, which it reports.
-func (q *queue) wait(d time.Duration) bool {
-	select {
-	case <-q.ending:
-		return true
-	default:
-	}
-	if d <= 0 {
-		return false
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return false
-	case <-q.ending:
-		return true
-	}
-}
-
-// drain delivers what is there. On failure what was not delivered stays.
-func (q *queue) drain(pause *time.Duration) error {
-	for {
-		q.mu.Lock()
-		lines := q.buf
-		lost := q.lost
-		q.lost = 0
-		q.mu.Unlock()
-		if lost > 0 {
-			q.o.OnTrouble(fmt.Errorf("usage: %d records for %s are lost: more wait than fit into memory", lost, q.to))
-		}
-		if len(lines) == 0 {
-			return nil
-		}
-		n, err := q.to.deliver(q.ctx, batch(lines))
-		q.mu.Lock()
-		q.buf = q.buf[n:]
-		if len(q.buf) == 0 {
-			q.buf = nil
-		}
-		q.mu.Unlock()
-		if err != nil {
-			if *pause == 0 {
-				q.o.OnTrouble(fmt.Errorf("usage: %s: %w", q.to, err))
-			}
-			*pause = min(max(2**pause, minBackoff), maxBackoff)
-			return err
-		}
-		*pause = 0
-	}
-}
-
-// batch returns whole lines from the front of lines, about as much as is sent at a time.
-func batch(lines []byte) []byte {
-	if len(lines) <= batchBytes {
-		return lines
-	}
-	if i := bytes.LastIndexByte(lines[:batchBytes], '\n'); i >= 0 {
-		return lines[:i+1]
-	}
-	return lines
-}
-
-func (q *queue) close(ctx context.Context) error {
-	close(q.ending)
-	select {
-	case <-q.done:
-	case <-ctx.Done():
-	}
-	q.stop()
-	<-q.done
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	left := len(q.buf)
-	if left == 0 {
-		return nil
-	}
-	if q.spool != "" {
-		err := appendFile(q.spool, q.buf)
-		if err == nil {
-			return nil
-		}
-		q.o.OnTrouble(fmt.Errorf("usage spool: %w", err))
-	}
-	return fmt.Errorf("usage: %d records for %s are lost", bytes.Count(q.buf, []byte("\n")), q.to)
-}
-
-// A file is appended to.
-type file struct {
-	name string
-	mu   sync.Mutex
-	f    *os.File
-}
-
-func (f *file) String() string { return f.name }
-
-func (f *file) open() error {
-	n, err := os.OpenFile(f.name, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o640)
-	if err != nil {
-		return err
-	}
-	f.mu.Lock()
-	old := f.f
-	f.f = n
-	f.mu.Unlock()
-	if old != nil {
-		_ = old.Close()
-	}
-	return nil
-}
-
-func (f *file) deliver(_ context.Context, lines []byte) (int, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.f.Write(lines)
-}
-
-func (f *file) close() error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return errors.Join(f.f.Sync(), f.f.Close())
 }
 
 // A webhook is a web server that takes batches.
@@ -365,7 +140,8 @@ type webhook struct{ o *Options }
 
 func (w *webhook) String() string { return "the webhook" }
 
-func (w *webhook) deliver(ctx context.Context, lines []byte) (int, error) {
+// Deliver implements [lines.Destination].
+func (w *webhook) Deliver(ctx context.Context, lines []byte) (int, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, w.o.URL, bytes.NewReader(lines))
 	if err != nil {
 		return 0, err
@@ -384,25 +160,4 @@ func (w *webhook) deliver(ctx context.Context, lines []byte) (int, error) {
 		return 0, fmt.Errorf("status %d; want 2xx", resp.StatusCode)
 	}
 	return len(lines), nil
-}
-
-// takeSpool returns what is in the spool file and removes it.
-func takeSpool(name string) ([]byte, error) {
-	b, err := os.ReadFile(name)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return b, os.Remove(name)
-}
-
-func appendFile(name string, b []byte) error {
-	f, err := os.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o640)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	return errors.Join(err, f.Sync(), f.Close())
 }

@@ -31,7 +31,7 @@ func record(id string) *telemetry.Record {
 	}
 }
 
-func lines(t testing.TB, data []byte) (out []Line) {
+func parse(t testing.TB, data []byte) (out []Line) {
 	t.Helper()
 	sc := bufio.NewScanner(bytes.NewReader(data))
 	for sc.Scan() {
@@ -50,7 +50,7 @@ func read(t testing.TB, name string) []Line {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Fatal(err)
 	}
-	return lines(t, b)
+	return parse(t, b)
 }
 
 func closed(t testing.TB, r *Recorder, patience time.Duration) error {
@@ -133,7 +133,7 @@ func newHook(t testing.TB) *hook {
 			http.Error(w, "no", http.StatusInternalServerError)
 			return
 		}
-		h.got = append(h.got, lines(t, b)...)
+		h.got = append(h.got, parse(t, b)...)
 	}))
 	t.Cleanup(h.Close)
 	return h
@@ -236,7 +236,7 @@ func TestBounded(t *testing.T) {
 	for i := range 1000 {
 		r.Observe(record(fmt.Sprint(i)))
 	}
-	if n := len(r.queues[0].buf); n > 10_000 {
+	if n := r.queues[0].Waiting(); n > 10_000 {
 		t.Errorf("%d bytes wait", n)
 	}
 	eventually(t, "the loss is told", func() bool { _, ok := lost.Load("told"); return ok })
