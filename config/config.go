@@ -65,6 +65,9 @@ type Config struct {
 	Quotas Quotas `yaml:"quotas"`
 	// Usage says where records of usage go. Without a file or webhook, none are made.
 	Usage *Usage `yaml:"usage" example:""`
+	// Record writes what is worth knowing of finished requests into a file, without their text, for kvgate replay. Without it,
+	// nothing is.
+	Record *Record `yaml:"record" example:""`
 	// Metrics is about the gateway's own metrics.
 	Metrics Metrics `yaml:"metrics" restart:"true"`
 	// Tracing sends spans to an OpenTelemetry collector. Without it there are none, and what clients send of traces is passed

@@ -114,6 +114,7 @@ func (d *decoder) validate() {
 	d.auth()
 	d.quotas()
 	d.usage()
+	d.record()
 }
 
 // first returns the first of the paths that the file says, or simply the first.

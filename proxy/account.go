@@ -110,6 +110,8 @@ func (x *exchange) record(f *failure) {
 			r.Adapter = t.Name
 		}
 	}
+	q := &x.query
+	r.PromptBytes, r.MaxTokens, r.Session, r.Prefix = int64(q.PromptBytes), int64(q.MaxTokens), q.Session, x.prefix
 	r.Tenant = x.tenant
 	if x.caller != nil {
 		r.Key = x.caller.Key
@@ -249,7 +251,7 @@ func (x *exchange) reset() {
 	x.wantsStream, x.retryTaken, x.scanning, x.chunkedOut, x.committed, x.debug = false, false, false, false, false, false
 	x.firstToken, x.sentAt, x.readAt = time.Time{}, time.Time{}, time.Time{}
 	x.rec, x.trace = telemetry.Record{}, traced{}
-	if cap(x.prefix) > 256 {
+	if x.prefix = x.prefix[:0]; cap(x.prefix) > 256 {
 		x.prefix = nil
 	}
 	if cap(x.model) > 256 {

@@ -87,6 +87,8 @@ type Routes struct {
 	Quotas *Quotas
 	// NeedUsage has endpoints tell the usage of every stream, whether the client asked for it or not. It doesn't see more.
 	NeedUsage bool
+	// NeedPrefix has prompts hashed for Record.Prefix also where the policy doesn't ask for it.
+	NeedPrefix bool
 
 	pools   map[string]*PoolOptions
 	special map[special]*PoolOptions

@@ -85,6 +85,9 @@ func (x *exchange) useTarget() *failure {
 	x.addUsage = x.routes.NeedUsage && x.peek.Stream && !x.peek.IncludeUsage && (a == openai.ChatCompletions || a == openai.Completions)
 	x.query = scoring.Request{}
 	x.prefix = FillQuery(&x.query, &x.peek.Facts, x.body.bytes(), t, x.pool.Policy, x.prefix[:0])
+	if x.routes.NeedPrefix && !x.pool.Policy.NeedsPrefix() {
+		x.prefix = hashPrompt(x.prefix, &x.peek.Facts, x.body.bytes(), t) // the policy is not shown it
+	}
 	return x.pin()
 }
 

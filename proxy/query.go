@@ -27,7 +27,12 @@ func FillQuery(q *scoring.Request, f *openai.Facts, body []byte, target *pool.Ta
 	if !policy.NeedsPrefix() {
 		return prefix
 	}
-	// The prompt's blocks are hashed as they stand in the body.
+	q.Prefix = hashPrompt(prefix, f, body, target)
+	return q.Prefix
+}
+
+// hashPrompt appends the hashes of the prompt's blocks, as they stand in the body, to dst.
+func hashPrompt(dst []uint64, f *openai.Facts, body []byte, target *pool.Target) []uint64 {
 	var parts [openai.MaxPromptRanges][]byte
 	ranges := f.Prompts()
 	for i, r := range ranges {
@@ -37,8 +42,7 @@ func FillQuery(q *scoring.Request, f *openai.Facts, body []byte, target *pool.Ta
 	if len(f.ExtraKey) > 0 { // Slow path: SGLang's second salt
 		salt = append(append([]byte(nil), salt...), f.ExtraKey...)
 	}
-	q.Prefix = scoring.HashPrefix(prefix, scoring.PrefixSeed(target, salt), parts[:len(ranges)]...)
-	return q.Prefix
+	return scoring.HashPrefix(dst, scoring.PrefixSeed(target, salt), parts[:len(ranges)]...)
 }
 
 // sessionOf is the hash of what a body says of the session it belongs to; 0 if it says nothing.

@@ -31,8 +31,8 @@ func blockBytes(k int) int {
 	return coarseBytes
 }
 
-// prefixBytes is how many bytes the first n blocks cover.
-func prefixBytes(n int) int {
+// PrefixBytes is how many bytes of a prompt the first n hashes of [HashPrefix] cover.
+func PrefixBytes(n int) int {
 	bytes := min(n, fineBlocks) * fineBytes
 	if n > fineBlocks {
 		bytes += min(n-fineBlocks, middleBlocks) * middleBytes

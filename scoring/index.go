@@ -291,7 +291,7 @@ func (s blockScale) tokens(n int) int32 {
 	if s.blockTokens > 0 {
 		return min(int32(n)*s.blockTokens, s.most)
 	}
-	return min(int32(float64(prefixBytes(n))*s.perByte), s.most)
+	return min(int32(float64(PrefixBytes(n))*s.perByte), s.most)
 }
 
 // learnHits takes in that of believed cached tokens only cached were.

@@ -17,7 +17,7 @@ func TestHashPrefixChains(t *testing.T) {
 		body[i] = byte(i * i >> 3)
 	}
 	whole := HashPrefix(nil, 1, body)
-	if got := prefixBytes(len(whole)); got > len(body) || got < len(body)-coarseBytes {
+	if got := PrefixBytes(len(whole)); got > len(body) || got < len(body)-coarseBytes {
 		t.Errorf("blocks cover %d of %d bytes", got, len(body))
 	}
 	equal := func(a, b []uint64) int {
@@ -37,11 +37,11 @@ func TestHashPrefixChains(t *testing.T) {
 		}
 	}
 	// A block differs from the first changed byte on, and not before.
-	for _, at := range []int{0, 300, 4096, 40_000, prefixBytes(len(whole)) - 1} {
+	for _, at := range []int{0, 300, 4096, 40_000, PrefixBytes(len(whole)) - 1} {
 		other := bytes.Clone(body)
 		other[at] ^= 1
 		want := 0
-		for prefixBytes(want+1) <= at {
+		for PrefixBytes(want+1) <= at {
 			want++
 		}
 		if n := equal(HashPrefix(nil, 1, other), whole); n != want {

@@ -117,6 +117,7 @@ func TestDefinitionsAreThePage(t *testing.T) {
 	a := NewAdapterMetrics(func() []AdapterState { return []AdapterState{{Pool: "p", Adapter: "a", Replicas: 1}} })
 	m.Registry().MustRegister(a)
 	a.Observe("p", "load", "asked", true, time.Second)
+	m.RegisterRecorded(func() (uint64, uint64) { return 7, 2 })
 	got := page(t, m)
 	for _, d := range Definitions() {
 		if !regexp.MustCompile(`(?m)^` + d.Name + `(_count)?[{ ]`).MatchString(got) {
@@ -140,6 +141,7 @@ func TestDefinitionsAreThePage(t *testing.T) {
 		`kvgate_scrapes_total{endpoint="p/a",result="timeout"} 1`, `kvgate_endpoint_foreign_requests{endpoint="p/a"} 5`,
 		`kvgate_admission_tenant_waiting_requests{class="high",pool="p",tenant="a"} 2`,
 		`kvgate_admission_tenant_waiting_requests{class="high",pool="p",tenant="other"} 5`,
+		`kvgate_recorded_requests_total 7`, `kvgate_record_dropped_requests_total 2`,
 		`kvgate_client_connections 100`, `kvgate_in_flight_body_bytes 3.145728e+07`, `kvgate_gateway_saturation_ratio 0.75`,
 		`kvgate_discovery_targets{pool="p",source="file"} 2`, `kvgate_discovery_healthy{pool="p",source="file"} 1`,
 		`kvgate_discovery_last_success_timestamp_seconds{pool="p",source="file"} 1.7000000015e+09`,

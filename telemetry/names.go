@@ -258,6 +258,15 @@ var (
 		Name: "kvgate_model_labels_folded_total", Kind: Counter,
 		Help: "Requests counted under model=\"other\" because clients had made up too many names.",
 	})
+	Recorded = def(Definition{
+		Name: "kvgate_recorded_requests_total", Kind: Counter,
+		Help: "Requests taken into the record for kvgate replay (record.file), those dropped later included.",
+	})
+	RecordDropped = def(Definition{
+		Name: "kvgate_record_dropped_requests_total", Kind: Counter,
+		Help:  "Requests that are missing in the record because more waited to be written than fits into memory: the disk is full or slow.",
+		Query: `increase(kvgate_record_dropped_requests_total[1h]) > 0`,
+	})
 	BuildInfo = def(Definition{
 		Name: "kvgate_build_info", Kind: Gauge, Labels: []string{"version", "revision", "goversion"},
 		Help:  "1, with what was built.",

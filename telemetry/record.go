@@ -31,6 +31,12 @@ type Record struct {
 
 	Stream bool // the client asked for a stream
 
+	// What the request's body said of itself; 0 or nil where it said nothing, or was not looked at.
+	PromptBytes int64
+	MaxTokens   int64    // of the answer, that it allowed
+	Session     uint64   // hash of what it names the session by
+	Prefix      []uint64 // hashes of the prompt's blocks, see scoring.HashPrefix; lent like the strings
+
 	QueueSeconds    float64 // waited for admission; 0 if it went straight through
 	DecisionSeconds float64 // spent choosing, over all attempts
 	TTFTSeconds     float64 // from the request's last byte to the answer's first token, waiting included; 0 if there was none or it is not streamed

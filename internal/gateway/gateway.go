@@ -94,6 +94,7 @@ type Gateway struct {
 	limiter   *quota.Limiter               // of the configuration in use, or before it; guarded by reloading
 	store     *store                       // in use; nil: none; guarded by reloading
 	usage     usageSink
+	record    recordSink
 	lastBad   string                        // what a reload complained of, so that a watch says it once
 	running   *config.Config                // that it was started with: what needs a restart is as it says
 	cfg       atomic.Pointer[config.Config] // in use
@@ -152,6 +153,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 	g.metrics = telemetry.New(telemetry.Options{Table: g.table, Now: g.now, StaleAfter: g.staleAfter, Native: cfg.Metrics.NativeHistograms, Sources: g.sources, Usage: func() telemetry.Usage { return g.server.Usage() }})
 	g.metrics.SetTenants(namedTenants(cfg), cfg.Metrics.Tenants)
 	g.metrics.SetReload(true, time.Now())
+	g.metrics.RegisterRecorded(g.record.counts)
 	g.recent = telemetry.NewRecent(o.Recent)
 	g.explainer = newExplainer(cfg.Debug.ExplainShare, g.log)
 	g.logs.explanation = g.explainer.get
@@ -159,7 +161,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 		return nil, err
 	}
 	g.newAdapters()
-	sinks := telemetry.Sinks{g.metrics, g.logs, g.recent, &g.usage, g.adapters}
+	sinks := telemetry.Sinks{g.metrics, g.logs, g.recent, &g.usage, &g.record, g.adapters}
 	if o.Sink != nil {
 		sinks = append(sinks, o.Sink)
 	}
@@ -291,7 +293,7 @@ func (g *Gateway) Run(ctx context.Context) (Result, error) {
 			}
 		})
 	}
-	if err := g.startUsage(); err != nil {
+	if err := errors.Join(g.startUsage(), g.startRecord()); err != nil {
 		return Result{}, err
 	}
 	// The admin listener first: whoever waits for readiness can ask what is missing.
@@ -423,6 +425,7 @@ func (g *Gateway) close(cut context.Context) {
 		g.closeTracer()
 		g.closeQuotas()
 		g.closeUsage()
+		g.closeRecord()
 		g.closeListeners()
 	})
 }

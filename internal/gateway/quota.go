@@ -24,7 +24,8 @@ func (g *Gateway) setQuotas(cfg *config.Config, b *parts) error {
 			limits = append(limits, l)
 		}
 	}
-	b.routes.NeedUsage = cfg.Usage != nil
+	b.routes.NeedUsage = cfg.Usage != nil || cfg.Record != nil
+	b.routes.NeedPrefix = cfg.Record != nil
 	if len(limits) == 0 {
 		return nil
 	}

@@ -57,7 +57,7 @@ func (g *Gateway) reload(why string) (admin.ReloadResult, error) {
 	if cfg.SameInput(old) {
 		if why != watching {
 			// A signal may also mean that the log file was rotated.
-			if err := errors.Join(g.logs.configure(&cfg.Log), g.useUsage(cfg.Usage)); err != nil {
+			if err := errors.Join(g.logs.configure(&cfg.Log), g.useUsage(cfg.Usage), g.useRecord(cfg.Record)); err != nil {
 				return res, err
 			}
 			g.log.Info("reload: nothing has changed", zap.String("why", why), zap.String("hash", cfg.Hash()),
@@ -76,7 +76,8 @@ func (g *Gateway) reload(why string) (admin.ReloadResult, error) {
 		_ = g.logs.configure(&old.Log)
 		return res, err
 	}
-	if err := g.useUsage(cfg.Usage); err != nil {
+	if err := errors.Join(g.useUsage(cfg.Usage), g.useRecord(cfg.Record)); err != nil {
+		_, _ = g.useUsage(old.Usage), g.useRecord(old.Record)
 		_ = g.logs.configure(&old.Log)
 		return res, err
 	}
