@@ -150,6 +150,10 @@ type Limits struct {
 	// Connections is how many client connections may be open at a time. 0: half of the files that the process may
 	// open. Danger: each needs up to two of those; raise that limit (ulimit -n, LimitNOFILE) with it.
 	Connections int `yaml:"connections" min:"0" max:"1000000"`
+	// HalfClose is what a client that has shut down its sending side, but still reads, is taken for: gone, as nearly every
+	// client that does is, so its request is aborted and the GPU freed; or waiting, for those that send and then close their
+	// side (nc -N, some scripts), whose answers are then written until the client has closed altogether.
+	HalfClose string `yaml:"half_close" enum:"gone,waiting"`
 	// EndpointConnections is how many connections to one endpoint may be open at a time. Each streaming request holds one.
 	EndpointConnections int `yaml:"endpoint_connections" min:"1" max:"100000"`
 	// ResponseHeaderBytes is the largest header block that an endpoint may send; above it the client gets 502.
@@ -454,6 +458,7 @@ func Default() *Config {
 			ChunkExtensionBytes: 16 << 10,
 			InFlightBodyBytes:   512 << 20,
 			EndpointConnections: 4096,
+			HalfClose:           "gone",
 			ResponseHeaderBytes: 32 << 10,
 			PrefixIndexBytes:    64 << 20,
 		},

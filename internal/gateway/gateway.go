@@ -226,7 +226,7 @@ func (g *Gateway) newDataPath(cfg *config.Config, b *parts, sink telemetry.Sink)
 	so := proxy.ServerOptions{
 		HeaderBytes: int(cfg.Limits.HeaderBytes), BodyBytes: int64(cfg.Limits.BodyBytes), ExtensionBytes: int(cfg.Limits.ChunkExtensionBytes),
 		HeaderTimeout: cfg.Timeouts.Header, BodyTimeout: cfg.Timeouts.Body, WriteTimeout: cfg.Timeouts.Write,
-		KeepAlive: cfg.Timeouts.KeepAlive, Connections: cfg.Limits.Connections,
+		KeepAlive: cfg.Timeouts.KeepAlive, Connections: cfg.Limits.Connections, IgnoreHalfClose: cfg.Limits.HalfClose == "waiting",
 		DrainDelay: cfg.Drain.Delay, DrainTimeout: some(cfg.Drain.Timeout),
 		OnAcceptError: func(err error) { g.log.Warn("cannot accept connections for a moment", zap.Error(err)) },
 	}
