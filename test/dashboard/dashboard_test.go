@@ -129,7 +129,7 @@ func (p *page) named() {
 
 func TestSaturated(t *testing.T) {
 	urls := sims(t, 4, "--kv-tokens", "24000")
-	g := serve(t, poolYAML("llama-8b", urls, "    admission: {backlog: 10ms, tenant_header: X-Tenant}\n"))
+	g := serve(t, poolYAML("llama-8b", urls, ""))
 	g.load(t, 120, func(i int) string { return chat("meta-llama/Llama-3.1-8B-Instruct", i, 40, 1200, 400) })
 	p := g.open(t, "", 1440, 900, "dark")
 	p.until(`[...document.querySelectorAll("#endpoints .track i")].filter((i) => i.classList.contains("bad")).length >= 2`)
@@ -140,6 +140,19 @@ func TestSaturated(t *testing.T) {
 	p.shot("saturated-dark")
 	p.theme("light")
 	p.shot("saturated-light")
+}
+
+// Who waits for admission is told by class and tenant.
+func TestWaiting(t *testing.T) {
+	urls := sims(t, 2)
+	g := serve(t, poolYAML("llama-8b", urls, "    admission: {endpoint_requests: 4, tenant_header: X-Tenant}\n"))
+	g.load(t, 60, func(i int) string { return chat("meta-llama/Llama-3.1-8B-Instruct", i, 40, 200, 400) })
+	p := g.open(t, "", 1440, 900, "light")
+	p.until(`["team-0", "team-1", "team-2"].every((n) => document.querySelector("#waiting tbody").innerText.includes(n))`)
+	if text := eval[string](p, `document.querySelector("#waiting tbody").innerText`); !strings.Contains(text, "normal") || strings.Contains(text, "undefined") {
+		t.Errorf("who waits: %q", text)
+	}
+	p.shot("waiting-light")
 }
 
 func TestFailing(t *testing.T) {

@@ -182,6 +182,7 @@ func (g *gateway) load(t *testing.T, n int, body func(i int) string) {
 				mu.Unlock()
 				req, _ := http.NewRequestWithContext(ctx, "POST", g.data+"/v1/chat/completions", strings.NewReader(body(i)))
 				req.Header.Set("Content-Type", "application/json")
+				req.Header.Set("X-Tenant", fmt.Sprint("team-", i%3))
 				resp, err := client.Do(req)
 				if err != nil {
 					time.Sleep(20 * time.Millisecond)
