@@ -452,24 +452,6 @@ func (a *admitter) Refuse(w *admission.Waiter, why admission.Reason, retryAfter 
 	x.wait.wake()
 }
 
-// Waits reports whether a request for the pool would wait for room now, and how many do.
-func (h *Handler) Waits(name string, q *scoring.Request, s *pool.Snapshot, now pool.Instant) (waits bool, waiting int) {
-	p := h.routes.Load().pools[name]
-	if p == nil || p.admitter == nil {
-		return false, 0
-	}
-	o := p.admitter.o.Load()
-	waiting = p.admitter.queue.Waiting()
-	switch room := p.Policy.Room(q, s, now, &o.Limits); {
-	case o.off:
-		return false, waiting
-	case room == scoring.Saturated:
-		return true, waiting
-	default:
-		return waiting > 0 || room == scoring.Nobody && o.EndpointWait > 0, waiting
-	}
-}
-
 // AdmissionStats describe the queue of one pool, and what its work takes.
 type AdmissionStats struct {
 	Pool string

@@ -30,10 +30,14 @@ func (x *exchange) charge() *failure {
 	x.charged.Settle(quota.Cost{}, false, now) // of a model that it has fallen back from
 	x.charged.Reset()                          // … or was refused
 	x.quotaAt = now
-	r := q.Limiter.Take(&x.charged, x.caller, x.tenant, x.query.Target, x.estimate(q), now)
+	r := q.Limiter.Take(&x.charged, x.caller, x.caller.TenantName(), x.query.Target, x.estimate(q), now)
 	if r == nil {
 		return nil
 	}
+	return quotaFailure(r)
+}
+
+func quotaFailure(r *quota.Refusal) *failure {
 	f := &failure{outcome: Quota, message: r.String()}
 	if !r.Never {
 		f.retryAfterSeconds = max(1, int((r.Wait+time.Second-1)/time.Second))

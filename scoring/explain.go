@@ -24,6 +24,13 @@ type Explanation struct {
 	// So are these. FallsBack are the models that the request goes on to if this one can't take it. Waits says that it would
 	// wait for room, with Waiting others.
 	FallsBack []Fallback `json:"falls_back,omitempty"`
+	// Caller is who the request is from, where that is known. Limits are those on what it may use. Refused says that it is
+	// not sent on, and what it is answered; nothing below means anything then.
+	Caller  *CallerExplanation `json:"caller,omitempty"`
+	Limits  []LimitExplanation `json:"limits,omitempty"`
+	Refused *Refusal           `json:"refused,omitempty"`
+	// Pinned is the endpoint that alone can take the request, since the response that it continues is there.
+	Pinned string `json:"pinned,omitempty"`
 	Waits     bool       `json:"waits,omitempty"`
 	Waiting   int        `json:"waiting,omitempty"`
 
@@ -40,6 +47,32 @@ type Explanation struct {
 
 	Endpoints []EndpointExplanation `json:"endpoints"`
 	Omitted   int                   `json:"omitted,omitempty"` // endpoints that Trim left out
+}
+
+// A CallerExplanation is who a request is from. It holds no secret.
+type CallerExplanation struct {
+	Key    string `json:"key,omitempty"` // the name of the credential
+	Tenant string `json:"tenant,omitempty"`
+	Class  string `json:"class"`          // of priority
+	Note   string `json:"note,omitempty"` // what was not looked at
+}
+
+// A LimitExplanation is one limit, how much of it is used, and whether the request fits.
+type LimitExplanation struct {
+	Limit             string `json:"limit"` // in words
+	Of                int64  `json:"of"`
+	Used              int64  `json:"used"`
+	Asked             int64  `json:"asked"`
+	Refused           bool   `json:"refused,omitempty"`
+	RetryAfterSeconds int    `json:"retry_after_seconds,omitempty"`
+}
+
+// A Refusal is the answer to a request that is not sent on.
+type Refusal struct {
+	Status            int    `json:"status"`
+	Code              string `json:"code"`
+	Message           string `json:"message"`
+	RetryAfterSeconds int    `json:"retry_after_seconds,omitempty"`
 }
 
 // A Fallback is a model that a request goes on to, and the endpoint that would be chosen for it; "" if there is none.
@@ -245,6 +278,39 @@ func (e Explanation) String() string {
 	var b bytes.Buffer
 	for _, r := range e.Resolved {
 		fmt.Fprintf(&b, "%s\n", r)
+	}
+	if c := e.Caller; c != nil {
+		b.WriteString("from ")
+		if c.Key != "" {
+			fmt.Fprintf(&b, "key %s, ", c.Key)
+		}
+		if c.Tenant != "" {
+			fmt.Fprintf(&b, "tenant %s, ", c.Tenant)
+		}
+		fmt.Fprintf(&b, "priority %s", c.Class)
+		if c.Note != "" {
+			fmt.Fprintf(&b, " (%s)", c.Note)
+		}
+		b.WriteByte('\n')
+	}
+	for _, l := range e.Limits {
+		word := "fits"
+		if l.Refused {
+			word = "does not fit"
+		}
+		fmt.Fprintf(&b, "limit %s: %s\n", l.Limit, word)
+	}
+	if r := e.Refused; r != nil {
+		fmt.Fprintf(&b, "refused: %d %s: %s\n", r.Status, r.Code, r.Message)
+		if r.RetryAfterSeconds > 0 {
+			fmt.Fprintf(&b, "Retry-After: %d\n", r.RetryAfterSeconds)
+		}
+		if len(e.Endpoints) == 0 {
+			return b.String()
+		}
+	}
+	if e.Pinned != "" {
+		fmt.Fprintf(&b, "it goes to %s, where the response is that it continues\n", e.Pinned)
 	}
 	fmt.Fprintf(&b, "policy %s, snapshot %d, model %s, prompt %d tokens, output %d expected\n", e.Policy, e.SnapshotVersion, e.Model, e.PromptTokens, e.OutputTokens)
 	if e.Error != "" {

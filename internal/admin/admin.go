@@ -4,6 +4,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,6 +15,7 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -48,8 +50,8 @@ type Options struct {
 	Reload func(context.Context) (ReloadResult, error)
 	// Config returns the configuration in use, as YAML without secrets.
 	Config func() []byte
-	// Explain returns how a request with this body to this path would be decided.
-	Explain func(path string, body []byte) (scoring.Explanation, error)
+	// Explain returns how a request would be handled.
+	Explain func(*Inquiry) (scoring.Explanation, error)
 	// Learned returns what has been learned of the models that a snapshot serves.
 	Learned func(*pool.Snapshot) []pool.LearnedView
 	// Adapters returns the managed adapters, as JSON-ready values.
@@ -78,6 +80,20 @@ type Options struct {
 	MaxBodyBytes int64       // of a body to explain; default 32 MiB
 	Log          *zap.Logger // nil logs nothing
 }
+
+// An Inquiry is a request that somebody wants to have explained.
+type Inquiry struct {
+	Path   string
+	Fields []string // of its header, "Name: value"; they may hold a credential, which is not kept
+	Key    string   // the name of a key that it is sent with, instead
+	Body   []byte
+}
+
+// InquiryField is the header field in which POST /debug/explain takes one field of the request that it explains, as often as
+// there are any.
+const InquiryField = "X-Kvgate-Explain-Field"
+
+var fieldName = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}$") // RFC 9110 5.6.2
 
 // A ReloadResult is what a reload did.
 type ReloadResult struct {
@@ -260,7 +276,8 @@ GET  /debug/models        every name that clients may ask for
 GET  /debug/decisions?n=  the last requests, where they went and why (&endpoint=ID: those of one endpoint)
 GET  /debug/decisions/N   one of them, with its explanation if that was kept
 GET  /debug/live          what the dashboard shows, as server-sent events (?once=1: one message as JSON)
-POST /debug/explain?path= how a request with this body would be decided (&format=text for people)
+POST /debug/explain?path= how a request with this body would be handled (&format=text for people; &key= the name of its key;
+                          X-Kvgate-Explain-Field: NAME: VALUE for each field of its header)
 GET  /debug/config        the configuration in use, without secrets
 GET  /debug/sources       how discovery is doing
 GET  /debug/waiting       requests that wait for admission, by pool, class and tenant
@@ -418,11 +435,14 @@ func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 		writeJSON(w, status, errorBody{what})
 		return
 	}
-	path := r.URL.Query().Get("path")
-	if path == "" {
-		path = "/v1/chat/completions"
+	in := &Inquiry{Path: cmp.Or(r.URL.Query().Get("path"), "/v1/chat/completions"), Key: r.URL.Query().Get("key"), Fields: r.Header.Values(InquiryField), Body: body}
+	for _, f := range in.Fields {
+		if name, _, ok := strings.Cut(f, ":"); !ok || !fieldName.MatchString(name) {
+			writeJSON(w, http.StatusBadRequest, errorBody{InquiryField + `: is no header field; want "Name: value"`}) // nothing of it is told: it may be a key
+			return
+		}
 	}
-	e, err := s.o.Explain(path, body)
+	e, err := s.o.Explain(in)
 	if err != nil {
 		writeJSON(w, http.StatusBadRequest, errorBody{err.Error()})
 		return

@@ -130,8 +130,8 @@ func TestReload(t *testing.T) {
 }
 
 func TestBodiesAreBounded(t *testing.T) {
-	url := serve(t, Options{MaxBodyBytes: 100, Explain: func(_ string, b []byte) (scoring.Explanation, error) {
-		return scoring.Explanation{Model: fmt.Sprint(len(b))}, nil
+	url := serve(t, Options{MaxBodyBytes: 100, Explain: func(in *Inquiry) (scoring.Explanation, error) {
+		return scoring.Explanation{Model: fmt.Sprint(len(in.Body))}, nil
 	}})
 	if code, body := do(t, "POST", url+"/debug/explain", strings.Repeat("x", 100)); code != 200 || !strings.Contains(body, `"model":"100"`) {
 		t.Errorf("at the limit: %d %s", code, body)
@@ -142,9 +142,9 @@ func TestBodiesAreBounded(t *testing.T) {
 }
 
 func TestExplainErrorsAreTheClients(t *testing.T) {
-	url := serve(t, Options{Explain: func(path string, _ []byte) (scoring.Explanation, error) {
-		if path != "/v1/completions" {
-			return scoring.Explanation{}, fmt.Errorf("path %s", path)
+	url := serve(t, Options{Explain: func(in *Inquiry) (scoring.Explanation, error) {
+		if in.Path != "/v1/completions" {
+			return scoring.Explanation{}, fmt.Errorf("path %s", in.Path)
 		}
 		return scoring.Explanation{Policy: "auto", Chosen: "p/a"}, nil
 	}})
@@ -181,7 +181,7 @@ func TestDecisionsAreBounded(t *testing.T) {
 
 // A body that is too large is told the limit by its name, and a token that is missing from one that is wrong.
 func TestRefusalsSayWhy(t *testing.T) {
-	url := serve(t, Options{MaxBodyBytes: 10, Token: func() string { return "right" }, Explain: func(string, []byte) (scoring.Explanation, error) {
+	url := serve(t, Options{MaxBodyBytes: 10, Token: func() string { return "right" }, Explain: func(*Inquiry) (scoring.Explanation, error) {
 		return scoring.Explanation{}, nil
 	}, Reload: func(context.Context) (ReloadResult, error) { return ReloadResult{}, nil }})
 	f := func(path, body string, want int, text string, header ...string) {

@@ -76,6 +76,17 @@ func (r *Keyring) Authorize(credential []byte) *caller.Caller {
 	return nil
 }
 
+// Named returns who sends requests with the key of this name, nil if there is none or it has expired. It is for explaining:
+// nobody comes in by a name.
+func (r *Keyring) Named(id string) *caller.Caller {
+	for _, e := range r.keys {
+		if e.who.Key == id && (e.end.IsZero() || r.now().Before(e.end)) {
+			return e.who
+		}
+	}
+	return nil
+}
+
 var dot = []byte{'.'}
 
 // KeyPrefix begins every key that kvgate makes, so that scanners for secrets find them.

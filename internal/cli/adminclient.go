@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kvgate/internal/admin"
 	"kvgate/internal/modelsim"
 )
 
@@ -25,6 +27,8 @@ type adminClient struct {
 	base    string
 	timeout time.Duration
 	token   func() (string, error) // for actions; nil: none is sent
+	fields  []string               // of a request to explain, "Name: value"
+	secret  bool                   // there is a credential among them
 }
 
 // adminFlags adds the flags that say where the admin listener is.
@@ -62,6 +66,9 @@ func (a *adminClient) call(ctx context.Context, method, path string, body []byte
 	if err != nil || u.Host == "" {
 		return 0, nil, usage("--admin http://127.0.0.1:9090", "--admin %q is not a URL", a.base)
 	}
+	if a.secret && u.Scheme != "https" && !loopback(u.Hostname()) {
+		return 0, nil, usage("kvgate explain --key-id ID -m MODEL", "--key-file would send the key over plain HTTP to %s; name it with --key-id, or use an https or loopback address for --admin", u.Host)
+	}
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, base+path, bytes.NewReader(body))
@@ -77,8 +84,13 @@ func (a *adminClient) call(ctx context.Context, method, path string, body []byte
 			req.Header.Set("Authorization", "Bearer "+token)
 		}
 	}
+	for _, f := range a.fields {
+		req.Header.Add(admin.InquiryField, f)
+	}
 	t := &http.Transport{DisableKeepAlives: true}
-	resp, err := (&http.Client{Transport: t}).Do(req)
+	// No redirect is followed: what is sent is for this listener alone.
+	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	resp, err := (&http.Client{Transport: t, CheckRedirect: stay}).Do(req)
 	if err != nil {
 		return 0, nil, withTry(fmt.Errorf("no answer from the admin listener: %w", err),
 			"kvgate serve -c FILE, or --admin URL if it listens elsewhere (admin.listen)")
@@ -89,6 +101,12 @@ func (a *adminClient) call(ctx context.Context, method, path string, body []byte
 		return 0, nil, fmt.Errorf("admin listener: %s: %w", path, err)
 	}
 	return resp.StatusCode, data, nil
+}
+
+// loopback reports whether host is this machine.
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
 // get reads a page as JSON into v.

@@ -35,7 +35,6 @@ type parts struct {
 	policies map[string]*scoring.Policy // by pool
 	routes   *proxy.Routes
 	names    *names.Resolver
-	special  map[special]*scoring.Policy
 	tokens   *tokens // nil: none are accepted
 	limiter  *quota.Limiter
 	store    *store // nil: counts are the gateway's own
@@ -45,7 +44,7 @@ type parts struct {
 }
 
 // decider is what decides on requests.
-func (b *parts) decider() *decider { return &decider{b.names, b.policies, b.special} }
+func (b *parts) decider() *decider { return &decider{b.names, b.policies} }
 
 // build makes everything that cfg asks for and can be replaced. It starts nothing.
 func (g *Gateway) build(cfg *config.Config) (*parts, error) {

@@ -64,7 +64,6 @@ func (g *Gateway) setNames(cfg *config.Config, b *parts, pools []proxy.PoolOptio
 		return fmt.Errorf("names: %w", err)
 	}
 	b.routes.Names, b.routes.ModelHeaders = b.names, cfg.Names.ModelHeaders
-	b.special = make(map[special]*scoring.Policy)
 	for i := range cfg.Names.Rules {
 		r := &cfg.Names.Rules[i]
 		if r.Policy == nil && r.Timeouts == nil {
@@ -79,7 +78,6 @@ func (g *Gateway) setNames(cfg *config.Config, b *parts, pools []proxy.PoolOptio
 				if o.Policy, err = g.policy(cfg, &p); err != nil {
 					return fmt.Errorf("names.rules[%d]: policy: %w", i, err)
 				}
-				b.special[special{int32(i), p.Name}] = o.Policy
 			}
 			if err := b.routes.SetSpecial(i, o); err != nil {
 				return fmt.Errorf("names.rules[%d]: %w", i, err)
@@ -89,25 +87,10 @@ func (g *Gateway) setNames(cfg *config.Config, b *parts, pools []proxy.PoolOptio
 	return nil
 }
 
-// A special is the requests of a pool that a rule has a policy of its own for.
-type special struct {
-	rule int32
-	pool string
-}
-
 // A decider is what decides on requests: names and policies of one configuration.
 type decider struct {
 	names    *names.Resolver
-	policies map[string]*scoring.Policy
-	special  map[special]*scoring.Policy
-}
-
-// policy is the one for requests that t leads to pool with.
-func (d *decider) policy(t *names.Route, pool string) *scoring.Policy {
-	if p := d.special[special{t.Rule, pool}]; p != nil {
-		return p
-	}
-	return d.policies[pool]
+	policies map[string]*scoring.Policy // by pool
 }
 
 // targetsAmiss finds aliases and rules that lead to names which no endpoint serves.

@@ -148,13 +148,13 @@ func TestRules(t *testing.T) {
 	explain("canary", "canary: rule names.rules[0] → ", "% of requests; ", " has weight ", "<- chosen")
 	explain("safe", "safe: rule names.rules[2] → big\n", "if it can't take it: small, at q/"+b.Addr()+"\n", "<- chosen")
 	explain("quick", "quick: rule names.rules[1] → gpt\ngpt: alias → big\n", "policy round_robin")
-	explain("big:sql", "big:sql: base:adapter → sql\n", "policy auto")
+	explain("big:sql", "big:sql: base:adapter → sql, adapter on big in pool p\n", "policy auto")
 	g.write(text + "names: {default_pool: q}\n")
 	if _, err := g.Reload("test"); err != nil {
 		t.Fatal(err)
 	}
 	ask("gpt", 200, `"model":"small"`)
-	explain("gpt", "gpt: default pool → small\n")
+	explain("gpt", "gpt: default pool → small, base model of pool q\n")
 
 	p := probed(t, text+"names: {aliases: {x: smal, y: small, z: sql}, rules: [{model: big, fallback: [big:sql, nobody]}]}\n")
 	if len(p.Problems) != 2 || !strings.Contains(p.Problems.Error(), `names.aliases.x: no endpoint serves "smal"; did you mean "small"?`) ||

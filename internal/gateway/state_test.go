@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"kvgate/internal/admin"
 	"kvgate/internal/modelsim"
 	"kvgate/pool"
 	"kvgate/scoring"
@@ -46,7 +47,7 @@ func TestKnowledgeSurvivesARestart(t *testing.T) {
 	}
 	cached := func(g *run, i int) (endpoint string, tokens int32) {
 		t.Helper()
-		x, err := g.Explain("/v1/chat/completions", conversation(baseModel, i, 400))
+		x, err := g.Explain(&admin.Inquiry{Path: "/v1/chat/completions", Body: conversation(baseModel, i, 400)})
 		if err != nil {
 			t.Fatal(err)
 		}

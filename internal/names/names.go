@@ -244,13 +244,53 @@ func (r *Resolver) Resolve(s *pool.Snapshot, q *Request) Route { return r.resolv
 // A Step is what one rule or look-up did, for explanations.
 type Step struct {
 	Name string `json:"name"`           // that was looked up
-	By   string `json:"by"`             // what found it
+	By   string `json:"by"`             // what found it; "" if nothing did
 	To   string `json:"to"`             // what it stands for
 	Rule *int32 `json:"rule,omitempty"` // its number in the configuration
+	// Not says why the step came to nothing: a rule that does not match, a name that nobody serves, a model that the caller
+	// may not use.
+	Not string `json:"not,omitempty"`
+	// What is what a name that is served is: an adapter or a base model, and where.
+	What string `json:"what,omitempty"`
 	// Share is the share of requests that a rule sends this way, where it sends some another way; 0 otherwise.
 	Share float64 `json:"share,omitempty"`
 	// Others are the rule's other choices, and their weights, as they are configured.
 	Others []Choice `json:"others,omitempty"`
+	// LeftOut are choices that take no part, since nobody serves them or the caller may not use them.
+	LeftOut []string `json:"left_out,omitempty"`
+}
+
+// String returns the step as a line for people.
+func (s Step) String() string {
+	var b strings.Builder
+	b.WriteString(s.Name + ":")
+	if s.By != "" {
+		b.WriteString(" " + s.By)
+	}
+	if s.Rule != nil {
+		fmt.Fprintf(&b, " names.rules[%d]", *s.Rule)
+	}
+	if s.Not != "" {
+		b.WriteString(" " + s.Not)
+		return b.String()
+	}
+	if s.To != s.Name {
+		b.WriteString(" → " + s.To)
+	}
+	if s.Share > 0 {
+		fmt.Fprintf(&b, " (%.3g%% of requests", 100*s.Share)
+		for _, o := range s.Others {
+			fmt.Fprintf(&b, "; %s has weight %g", o.Model, o.Weight)
+		}
+		for _, o := range s.LeftOut {
+			fmt.Fprintf(&b, "; %s takes no part: nobody serves it, or not for this caller", o)
+		}
+		b.WriteByte(')')
+	}
+	if s.What != "" {
+		b.WriteString(", " + s.What)
+	}
+	return b.String()
 }
 
 // Explain is Resolve, and tells its steps.
@@ -276,7 +316,7 @@ func (r *Resolver) resolve(s *pool.Snapshot, q *Request, steps *[]Step) Route {
 		if base := r.defaultBase(s); base != nil {
 			t.How, t.Wanted = ByPool, ""
 			t.set(q, base)
-			note(steps, Step{Name: name, By: ByPool.String(), To: base.Name})
+			t.note(steps, s, name, ByPool, base)
 		}
 	}
 	return t
@@ -284,7 +324,7 @@ func (r *Resolver) resolve(s *pool.Snapshot, q *Request, steps *[]Step) Route {
 
 // follow goes from name to a model, depth steps from what the client asked for.
 func (r *Resolver) follow(t *Route, s *pool.Snapshot, q *Request, name string, depth int, steps *[]Step) {
-	if i := r.match(q, name, depth); i >= 0 && depth < maxDepth {
+	if i := r.match(q, name, depth, steps); i >= 0 && depth < maxDepth {
 		rule := &r.o.Rules[i]
 		// What more than one rule of a chain sets is as the first one says.
 		if t.Answer == AnswerDefault {
@@ -306,6 +346,9 @@ func (r *Resolver) follow(t *Route, s *pool.Snapshot, q *Request, name string, d
 			for _, c := range rule.To {
 				if c.Model != to {
 					step.Others = append(step.Others, c)
+					if c.Weight > 0 && share > 0 && !r.usable(s, q, c.Model, name, depth) {
+						step.LeftOut = append(step.LeftOut, c.Model)
+					}
 				}
 			}
 			note(steps, step)
@@ -329,6 +372,7 @@ func (r *Resolver) follow(t *Route, s *pool.Snapshot, q *Request, name string, d
 func (t *Route) take(s *pool.Snapshot, q *Request, name string, how How, steps *[]Step) {
 	target, found := lookUp(s, name)
 	if target == nil {
+		note(steps, Step{Name: name, Not: "no rule or alias matches, no adapter or base model that is served, and not base:adapter"})
 		if how == ByRule || how == ByAlias {
 			t.Wanted = name
 		}
@@ -340,7 +384,22 @@ func (t *Route) take(s *pool.Snapshot, q *Request, name string, how How, steps *
 	}
 	t.How = how
 	t.set(q, target)
-	note(steps, Step{Name: name, By: found.String(), To: target.Name})
+	t.note(steps, s, name, found, target)
+}
+
+// note tells that name was found to be target.
+func (t *Route) note(steps *[]Step, s *pool.Snapshot, name string, by How, target *pool.Target) {
+	if steps == nil {
+		return
+	}
+	step := Step{Name: name, By: by.String(), To: target.Name, What: "base model of pool " + s.Pools[target.Pool].Name}
+	if target.Adapter {
+		step.What = "adapter on " + target.Base + " in pool " + s.Pools[target.Pool].Name
+	}
+	if t.Forbidden {
+		step.Not = "→ " + target.Name + ", which this caller may not use"
+	}
+	note(steps, step)
 }
 
 // set has t be target, if the caller may use it.
@@ -369,7 +428,7 @@ func lookUp(s *pool.Snapshot, name string) (*pool.Target, How) {
 }
 
 // match returns the number of the first rule that matches, or -1. Rules for any name are for what clients ask for.
-func (r *Resolver) match(q *Request, name string, depth int) int32 {
+func (r *Resolver) match(q *Request, name string, depth int, steps *[]Step) int32 {
 	named := r.byName[name]
 	var others []int32
 	if depth == 0 {
@@ -385,6 +444,10 @@ func (r *Resolver) match(q *Request, name string, depth int) int32 {
 		if r.o.Rules[i].matches(q) {
 			return i
 		}
+		if steps != nil {
+			n := i // i itself is not to escape
+			note(steps, Step{Name: name, By: ByRule.String(), Rule: &n, Not: "does not match: " + r.o.Rules[i].mismatch(q)})
+		}
 	}
 	return -1
 }
@@ -399,6 +462,23 @@ func (r *Rule) matches(q *Request) bool {
 		}
 	}
 	return true
+}
+
+// mismatch says what of q the rule asks for and does not find. Values are not told: a header may hold a secret.
+func (r *Rule) mismatch(q *Request) string {
+	if r.Path != "" && string(q.Path) != r.Path {
+		return "it is for the path " + r.Path
+	}
+	for i := range r.Headers {
+		h := &r.Headers[i]
+		switch v := q.Fields; {
+		case v == nil || v.Field(h.Name) == nil:
+			return "there is no header " + h.Name
+		case string(v.Field(h.Name)) != h.Value:
+			return "the header " + h.Name + " has another value"
+		}
+	}
+	return ""
 }
 
 // draw returns which of the rule's models the request goes to, and the share of requests that do. Models that nobody serves,

@@ -428,6 +428,74 @@ func (ch *Charge) Reset() {
 	*ch = Charge{items: ch.items[:0], held: ch.held[:0]}
 }
 
+// A State is how much of a limit is used, and whether a request fits.
+type State struct {
+	Kind   Kind
+	Limit  int64
+	Window time.Duration // 0 of Concurrent
+	Used   int64
+	Asked  int64    // by the request
+	Why    *Refusal // nil: it fits
+}
+
+// String returns the state as a line for people.
+func (s *State) String() string {
+	text := fmt.Sprintf("%d %s", s.Limit, s.Kind)
+	if s.Kind != Concurrent {
+		text += " per " + short(s.Window)
+	}
+	return text + fmt.Sprintf(": %d used, %d asked", s.Used, s.Asked)
+}
+
+// Look is Take without taking anything: it tells of every limit that the request has. It allocates, and asks the store.
+func (l *Limiter) Look(c *caller.Caller, tenant string, t *pool.Target, cost Cost, now int64) (states []State, err error) {
+	var ops []Op
+	type at struct {
+		b *bucket
+		k Kind
+	}
+	var of []at
+	for _, b := range l.buckets(c, tenant, t, now) {
+		if most := b.limit.Concurrent; most > 0 {
+			s := State{Kind: Concurrent, Limit: most, Used: b.running.Load(), Asked: 1}
+			if s.Used >= most {
+				s.Why = &Refusal{Kind: Concurrent, Limit: most, Wait: time.Second}
+			}
+			states = append(states, s)
+		}
+		for k := range numKinds {
+			if b.limit.Amounts[k] > 0 {
+				of = append(of, at{b, k})
+				ops = append(ops, Op{b.id, k, 0, int64(b.limit.Window)})
+			}
+		}
+	}
+	ahead := make([]int64, len(ops))
+	for i, o := range of {
+		ahead[i] = max(0, o.b.tat[o.k].Load()-now)
+	}
+	if l.store != nil && len(ops) > 0 {
+		tats := make([]int64, len(ops))
+		if _, err = l.store.Take(ops, tats); err == nil {
+			ahead = tats
+		}
+	}
+	for i, o := range of {
+		n, window := cost.of(o.k), int64(o.b.limit.Window)
+		s := State{Kind: o.k, Limit: o.b.limit.Amounts[o.k], Window: o.b.limit.Window, Asked: n}
+		inc := o.b.step(o.k, n)
+		r := refusal(o.b, o.k, n, now+ahead[i], ahead[i]+inc-window, now)
+		if s.Used = r.Used; inc > 0 && ahead[i]+inc > window {
+			s.Why = r
+		}
+		states = append(states, s)
+	}
+	return states, err
+}
+
+// Closed reports whether requests are refused while the store can't be asked.
+func (l *Limiter) Closed() bool { return l.closed }
+
 // AppendHeaders appends the x-ratelimit fields, as OpenAI sends them, of the limits with the least left: one of requests, one
 // of tokens.
 func (ch *Charge) AppendHeaders(dst []byte, now int64) []byte {

@@ -318,3 +318,44 @@ func BenchmarkTakeAndSettle(b *testing.B) {
 		})
 	}
 }
+
+// Looking says of every limit what taking would, and takes nothing.
+func TestLookIsTakeWithoutTaking(t *testing.T) {
+	perRequest := all(5, Requests, 10*time.Second)
+	perRequest.Concurrent = 2
+	l := New(Options{Limits: []Limit{perRequest, all(1000, TotalTokens, 10*time.Second)}})
+	cost := Cost{Input: 300, Output: 200}
+	now := second
+	f := func(want ...string) {
+		t.Helper()
+		for range 3 {
+			states, err := l.Look(nobody, "a", llama, cost, now)
+			if err != nil || len(states) != len(want) {
+				t.Fatal(states, err)
+			}
+			for i := range states {
+				got := states[i].String()
+				if states[i].Why != nil {
+					got += "!"
+				}
+				if got != want[i] {
+					t.Errorf("%s; want %s", got, want[i])
+				}
+			}
+		}
+	}
+	f("2 concurrent requests: 0 used, 1 asked", "5 requests per 10s: 0 used, 1 asked", "1000 total_tokens per 10s: 0 used, 500 asked")
+	var ch [3]Charge
+	for i := range 2 {
+		if r := l.Take(&ch[i], nobody, "a", llama, cost, now); r != nil {
+			t.Fatal(r)
+		}
+	}
+	f("2 concurrent requests: 2 used, 1 asked!", "5 requests per 10s: 2 used, 1 asked", "1000 total_tokens per 10s: 1000 used, 500 asked!")
+	ch[0].Settle(Cost{Input: 100}, true, now)
+	ch[1].Settle(Cost{Input: 300, Output: 100}, true, now)
+	f("2 concurrent requests: 0 used, 1 asked", "5 requests per 10s: 2 used, 1 asked", "1000 total_tokens per 10s: 500 used, 500 asked")
+	if r := l.Take(&ch[2], nobody, "a", llama, cost, now); r != nil {
+		t.Error(r)
+	}
+}
