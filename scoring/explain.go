@@ -30,9 +30,9 @@ type Explanation struct {
 	Limits  []LimitExplanation `json:"limits,omitempty"`
 	Refused *Refusal           `json:"refused,omitempty"`
 	// Pinned is the endpoint that alone can take the request, since the response that it continues is there.
-	Pinned string `json:"pinned,omitempty"`
-	Waits     bool       `json:"waits,omitempty"`
-	Waiting   int        `json:"waiting,omitempty"`
+	Pinned  string `json:"pinned,omitempty"`
+	Waits   bool   `json:"waits,omitempty"`
+	Waiting int    `json:"waiting,omitempty"`
 
 	Policy          string  `json:"policy"`
 	SnapshotVersion uint64  `json:"snapshot_version"`

@@ -50,8 +50,14 @@ func TestKeys(t *testing.T) {
 		t.Errorf("%+v", who)
 	}
 	f(old, "old")
+	if r.Named("old") == nil || r.Named("a") != r.Authorize([]byte(a)) || r.Named("c") != nil || r.Named("") != nil {
+		t.Error("names of keys")
+	}
 	now = at.Add(time.Minute)
 	f(old, "")
+	if r.Named("old") != nil {
+		t.Error("an expired key has a name")
+	}
 	f(NewKey(), "")
 	f(a[:len(a)-1], "")
 	f(a+"x", "")
