@@ -20,11 +20,11 @@ import (
 func newBench(e *env) *cobra.Command {
 	c := &cobra.Command{
 		Use:     "bench COMMAND",
-		Short:   "Measure routing policies, and what the data path costs",
-		Example: "  kvgate bench policies --workload conversation\n  kvgate bench proxy --quick",
+		Short:   "Load your own servers, compare routing policies, measure what the data path costs",
+		Example: "  kvgate bench live --target http://127.0.0.1:8080\n  kvgate bench policies --workload conversation\n  kvgate bench proxy --quick",
 		RunE:    helpOrUnknown,
 	}
-	c.AddCommand(newBenchPolicies(e), newBenchProxy(e), newBenchSmall())
+	c.AddCommand(newBenchLive(e), newBenchPolicies(e), newBenchProxy(e), newBenchSmall())
 	return c
 }
 

@@ -309,6 +309,8 @@ func wanted(kind string) string {
 		return "a number"
 	case "float64Slice":
 		return "numbers with commas between them"
+	case "distribution":
+		return "a number, or a distribution such as uniform:100-500"
 	case "bool":
 		return "true or false"
 	}
