@@ -244,6 +244,15 @@ func prefix(first, rest string, lines []string) []string {
 	return out
 }
 
+// named is a comment on f with the key's name for the field's.
+func (f *field) named(doc string) string {
+	_, goName, _ := strings.Cut(f.doc, ".")
+	if rest, ok := strings.CutPrefix(doc, goName+" "); ok {
+		return f.name + " " + rest
+	}
+	return doc
+}
+
 // comment returns the documentation of a key, once.
 func (p *printer) comment(f field) (lines []string) {
 	doc := p.docs[f.doc]
@@ -251,10 +260,7 @@ func (p *printer) comment(f field) (lines []string) {
 		return nil
 	}
 	delete(p.docs, f.doc)
-	_, goName, _ := strings.Cut(f.doc, ".")
-	if rest, ok := strings.CutPrefix(doc, goName+" "); ok {
-		doc = f.name + " " + rest
-	}
+	doc = f.named(doc)
 	if f.min != "" && !strings.Contains(doc, f.min+".."+f.max) {
 		doc += " Range: " + f.min + " to " + f.max + "."
 	}

@@ -155,6 +155,63 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
+// docs/operations.md says what to do about every alert, and about no other; alerts say where.
+func TestAlertsAreExplained(t *testing.T) {
+	page, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sections := map[string]string{}
+	for i, s := range strings.Split(string(page), "\n### ") {
+		if name, text, _ := strings.Cut(s, "\n"); i > 0 {
+			sections[name] = text
+		}
+	}
+	for _, r := range readAlerts(t) {
+		text, ok := sections[r.Alert]
+		if !ok || !strings.Contains(text, "*Do:*") {
+			t.Errorf("docs/operations.md does not say what to do about %s", r.Alert)
+		}
+		if want := "docs/operations.md#" + strings.ToLower(r.Alert); r.Annotations["runbook"] != want {
+			t.Errorf("%s: runbook %q; want %q", r.Alert, r.Annotations["runbook"], want)
+		}
+		delete(sections, r.Alert)
+	}
+	for name := range sections {
+		t.Errorf("docs/operations.md explains %s, which is no alert", name)
+	}
+}
+
+// Queries in the documentation ask for what is exported.
+func TestDocumentedQueries(t *testing.T) {
+	pages, err := filepath.Glob("../../docs/*.md")
+	if err != nil || len(pages) < 10 {
+		t.Fatalf("%d pages, %v", len(pages), err)
+	}
+	n := 0
+	for _, page := range pages {
+		data, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, block := range strings.Split(string(data), "```promql\n") {
+			if i == 0 {
+				continue
+			}
+			queries, _, _ := strings.Cut(block, "```")
+			for query := range strings.Lines(queries) {
+				n++
+				for _, p := range problems(query) {
+					t.Errorf("%s: %s", filepath.Base(page), p)
+				}
+			}
+		}
+	}
+	if n < 4 {
+		t.Errorf("only %d queries were found in the documentation", n)
+	}
+}
+
 // Each alert's expression yields series when it should and none when it should not: testdata/alerts/NAME.test, in the
 // language of promqltest, with EXPR for the expression.
 func TestAlertsFire(t *testing.T) {
