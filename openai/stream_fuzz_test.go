@@ -43,7 +43,7 @@ func naiveStream(body string) (n naive) {
 				if last && !whole && strings.HasSuffix(strings.TrimRightFunc(text, func(r rune) bool { return r <= ' ' }), "}") {
 					n.unsure = true // whole to a lenient reader
 				}
-				if strings.TrimRight(strings.TrimLeft(text, " \t"), " \t\n") == "[DONE]" {
+				if strings.Trim(text, " \t\n") == "[DONE]" { // empty lines of data before it say nothing, to either
 					n.terminal = "done"
 				} else if !last || whole {
 					n.events++
@@ -293,6 +293,7 @@ func FuzzStream(f *testing.F) {
 		}
 	}
 	f.Add([]byte("event: error\r: x\r\r\ndata\n\ndata:{\"response\":{\"status\":\"failed\",\ndata:\"error\":{\"code\":\"x\"}},\"type\":\"response.failed\"}"), uint64(7))
+	f.Add([]byte("data\ndata: [DONE]"), uint64(20))
 	f.Fuzz(func(t *testing.T, body []byte, seed uint64) {
 		var whole, pieces Stream
 		before := bytes.Clone(body)
