@@ -137,7 +137,9 @@ func (p *product) Route(q *Call, now time.Duration) int {
 	c.request = scoring.Request{
 		Target:       s.TargetString(p.names[q.Adapter]),
 		PromptTokens: int32(tokens),
-		Stream:       !p.f.Options.NotStreamed,
+		MaxTokens:    int32(min(q.MaxTokens, 1<<30)),
+		Session:      q.Session,
+		Stream:       p.streams(q),
 	}
 	if p.policy.NeedsPrefix() {
 		c.request.Prefix, c.request.BlockTokens = p.hashes(q), blockTokens
@@ -157,6 +159,9 @@ func (p *product) Route(q *Call, now time.Duration) int {
 	return Held
 }
 
+// streams reports whether q's first token is seen.
+func (p *product) streams(q *Call) bool { return !p.f.Options.NotStreamed && !q.NotStreamed }
+
 // choose books q on a replica, which it returns; -1 if there is none.
 func (p *product) choose(q *Call, now time.Duration) int {
 	c := q.state.(*productCall)
@@ -165,7 +170,7 @@ func (p *product) choose(q *Call, now time.Duration) int {
 		return -1
 	}
 	c.decision, c.sent = d, now
-	if p.f.Options.NotStreamed {
+	if !p.streams(q) {
 		due := dueClear{now + p.policy.PredictFirstToken(&d), &c.booking, c.booking.Generation()}
 		i := len(p.due)
 		for i > 0 && p.due[i-1].at > due.at {

@@ -24,6 +24,7 @@ type Result struct {
 	Preemptions                         uint64
 	AdapterHostLoads, AdapterDiskLoads  uint64
 	Shares                              []float64 // requests per replica, 0..1
+	KVMean, KVMost                      float64   // utilization of KV caches over time, and the highest of any, 0..1
 
 	Groups []Group // by tenant and class, where there are such
 }
@@ -67,7 +68,11 @@ func (s *sim) result() *Result {
 		e2e = append(e2e, c.engine.FinishedAt-c.arrived)
 		sum += c.ttft()
 		r.Shares[c.Replica]++
+		if s.options.Each != nil {
+			s.options.Each(Outcome{i, c.ttft(), c.tpot(), c.engine.FinishedAt - c.arrived, c.engine.CachedTokens})
+		}
 	}
+	r.KVMean, r.KVMost = s.kv.sum/float64(max(1, s.kv.n)), s.kv.most
 	r.Groups = s.groups()
 	r.Attainment = 1 - float64(s.failed)/float64(max(1, s.counted))
 	if n := len(ttft); n > 0 {

@@ -75,10 +75,11 @@ type Member interface{ Changed(now time.Duration) error }
 
 // Options describe a run.
 type Options struct {
-	Profiles    []string // one per replica; one name is repeated for Replicas
-	Replicas    int      // default 8
-	Gateways    int      // default 1; requests go to one at random
-	Rate        float64  // requests per second; 0 keeps the recorded one
+	Profiles    []string           // one per replica; one name is repeated for Replicas
+	Servers     []modelsim.Profile // in place of Profiles: servers that have no name
+	Replicas    int                // default 8
+	Gateways    int                // default 1; requests go to one at random
+	Rate        float64            // requests per second; 0 keeps the recorded one
 	ScrapeEvery time.Duration
 	Seed        uint64
 	WarmUp      float64 // share of requests at the start that don't count; default 0.1
@@ -95,6 +96,17 @@ type Options struct {
 	Leave, Restart, Join float64
 	// StopBelow ends the run as soon as SLO attainment can no longer reach it. 0 runs to the end.
 	StopBelow float64
+	// SLOTTFT and SLOTPOT are the bounds of the SLO where others are wanted than those every study uses.
+	SLOTTFT, SLOTPOT time.Duration
+	// Each is called at the end for every request that counts and was served. May be nil.
+	Each func(o Outcome)
+}
+
+// An Outcome is what the client of one request saw.
+type Outcome struct {
+	Index           int // in Workload.Requests
+	TTFT, TPOT, E2E time.Duration
+	Cached          int // prompt tokens found in the prefix cache
 }
 
 func (o Options) withDefaults() Options {
@@ -113,7 +125,18 @@ func (o Options) withDefaults() Options {
 	if o.WarmUp == 0 {
 		o.WarmUp = 0.1
 	}
+	if o.SLOTPOT == 0 {
+		o.SLOTPOT = sloTPOT
+	}
 	return o
+}
+
+// server is the profile of replica i.
+func (o *Options) server(i int) (modelsim.Profile, error) {
+	if len(o.Servers) > 0 {
+		return o.Servers[i%len(o.Servers)], nil
+	}
+	return modelsim.ProfileByName(o.Profiles[i%len(o.Profiles)])
 }
 
 // A Policy makes routers: one per gateway.
@@ -137,7 +160,7 @@ func Run(w *Workload, p Policy, o Options) (*Result, error) {
 		s.ended(q, false)
 	}
 	for i := range o.Replicas {
-		prof, err := modelsim.ProfileByName(o.Profiles[i%len(o.Profiles)])
+		prof, err := o.server(i)
 		if err != nil {
 			return nil, err
 		}
@@ -188,7 +211,11 @@ type sim struct {
 	warm     int
 	stop     bool
 	maxFails int
-	err      error
+	kv       struct { // utilization of the KV caches, by scrapes
+		sum, most float64
+		n         int
+	}
+	err error
 }
 
 // SLO: time to first token below max(2 s, 3 times the request's own unloaded, uncached prefill), and time per output
@@ -339,7 +366,9 @@ func (s *sim) submit(i int, now time.Duration) error {
 	*c = Call{Request: q, Index: i, arrived: now}
 	c.engine = modelsim.Request{ID: uint64(i), PromptTokens: q.In, OutputTokens: q.Out, Blocks: q.Blocks, Adapter: q.Adapter}
 	e := s.fleet.Engines[0]
-	s.slo[i] = max(sloTTFT, sloPrefills*e.PrefillTime(q.In, 0, q.Adapter > 0))
+	if s.slo[i] = s.options.SLOTTFT; s.slo[i] == 0 {
+		s.slo[i] = max(sloTTFT, sloPrefills*e.PrefillTime(q.In, 0, q.Adapter > 0))
+	}
 	if s.options.ForeignShare > 0 && s.fleet.Rand.Float64() < s.options.ForeignShare {
 		c.Foreign = true
 		c.Replica = s.fleet.argmin(func(r int) float64 { return float64(s.foreign[r]) })
@@ -370,7 +399,7 @@ func (s *sim) send(c *Call, replica int, now time.Duration) {
 }
 
 func (s *sim) firstToken(c *Call, at time.Duration) {
-	if !c.Foreign && !s.options.NotStreamed {
+	if !c.Foreign && !s.options.NotStreamed && !c.NotStreamed {
 		s.routers[c.Gateway].FirstToken(c, at)
 	}
 }
@@ -394,7 +423,7 @@ func (s *sim) ended(c *Call, met bool) {
 }
 
 func (s *sim) met(c *Call) bool {
-	return c.ttft() < s.slo[c.Index] && c.tpot() < sloTPOT
+	return c.ttft() < s.slo[c.Index] && c.tpot() < s.options.SLOTPOT
 }
 
 // ttft is what the client sees: the wait for admission is part of it.
@@ -413,10 +442,14 @@ func (c *Call) tpot() time.Duration {
 func (s *sim) scrape(gateway, replica int, now time.Duration) {
 	e := s.fleet.Engines[replica]
 	st := e.Stats()
+	u := st.KVUtilization()
+	s.kv.sum += u
+	s.kv.most = max(s.kv.most, u)
+	s.kv.n++
 	p := Page{
 		Running:            st.Running,
 		Waiting:            st.Waiting,
-		KVCacheUtilization: st.KVUtilization(),
+		KVCacheUtilization: u,
 		KVTokens:           e.KVTokens(),
 		MaxLoras:           s.fleet.Workload.MaxLoras,
 		Stats:              st,

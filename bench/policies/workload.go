@@ -29,6 +29,10 @@ type Request struct {
 	Adapter int32 // 0 is the base model
 	Tenant  string
 	Class   admission.Class
+
+	MaxTokens   int    // of the answer, that the request allows; 0: it doesn't say
+	Session     uint64 // hash of what it names its session by; 0: nothing
+	NotStreamed bool   // its first token isn't seen by routers
 }
 
 // A Workload is a list of arrivals in order of time, and what they need of an engine.
@@ -58,7 +62,13 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
+// BlockID is an id for the nth block of something that has an id. It is as good a hash as the gateway's own.
+func BlockID(id, n uint64) uint64 { return chain(id, n) }
+
 func chain(prev, id uint64) uint64 { return mix(prev ^ mix(id)) }
+
+// maxTraceTokens is more than any request has.
+const maxTraceTokens = 1 << 24
 
 // ReadTrace reads a trace with columns t_ms,in,out and optionally blocks (ids of the prompt's consecutive blocks of
 // blockTokens tokens; a-b is a run). Stamps that come in batches are spread evenly over spread. Only full blocks count.
@@ -80,6 +90,9 @@ func ReadTrace(r io.Reader, name string, blockTokens int, spread time.Duration, 
 		if err := cmp.Or(err1, err2, err3); err != nil {
 			return nil, fmt.Errorf("%s:%d: %w", name, line, err)
 		}
+		if !(ms >= 0 && ms < 1e12) || in > maxTraceTokens || out > maxTraceTokens {
+			return nil, fmt.Errorf("%s:%d: %g ms, %d tokens in, %d out; want no negative time and %d tokens at most", name, line, ms, in, out, maxTraceTokens)
+		}
 		q := Request{At: time.Duration(ms * 1e6), In: max(in, 1), Out: max(out, 1)}
 		if spread > 0 {
 			q.At += time.Duration(rnd.Int64N(int64(spread)))
@@ -89,9 +102,10 @@ func ReadTrace(r io.Reader, name string, blockTokens int, spread time.Duration, 
 				if err != nil {
 					return nil, fmt.Errorf("%s:%d: %w", name, line, err)
 				}
-				if len(q.Blocks) < q.In/blockTokens {
-					q.Blocks = append(q.Blocks, mix(id))
+				if len(q.Blocks) >= q.In/blockTokens {
+					break
 				}
+				q.Blocks = append(q.Blocks, mix(id))
 			}
 		}
 		w.Requests = append(w.Requests, q)

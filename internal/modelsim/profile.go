@@ -2,7 +2,9 @@ package modelsim
 
 import (
 	"fmt"
+	"slices"
 	"sort"
+	"time"
 )
 
 // A Profile is what one GPU (or group of GPUs) and one model need for a step,
@@ -134,6 +136,53 @@ func ProfileByName(name string) (Profile, error) {
 		}
 	}
 	return Profile{}, fmt.Errorf("profile %q is unknown; want one of %v", name, ProfileNames())
+}
+
+// PrefillRate is how many tokens of prompts a busy server that does nothing else computes in a second.
+func (p *Profile) PrefillRate() float64 {
+	n := p.MaxBatchTokens
+	return float64(n) / ((p.linearNanos(n) + p.StepMillis*1e6) / 1e9)
+}
+
+// TokenTime is the time per output token of a request that is alone on a server.
+func (p *Profile) TokenTime() time.Duration {
+	return time.Duration(p.linearNanos(1) + (p.StepMillis+p.SequenceMillis)*1e6)
+}
+
+// WithSpeed is p with its [Profile.PrefillRate] and [Profile.TokenTime] as given; 0 leaves one as it is.
+func (p *Profile) WithSpeed(prefillRate float64, tokenTime time.Duration) (Profile, error) {
+	if prefillRate == 0 {
+		prefillRate = p.PrefillRate()
+	}
+	decode := 1.0
+	if tokenTime > 0 {
+		decode = tokenTime.Seconds() / p.TokenTime().Seconds()
+	}
+	n := p.MaxBatchTokens
+	fixed := decode * (p.Linear[0].Millis + p.StepMillis) // of a step, which is decoding's
+	step := float64(n) / prefillRate * 1e3
+	prefill := (step - fixed) / (p.linearNanos(n)/1e6 - p.Linear[0].Millis)
+	if prefill <= 0 {
+		return Profile{}, fmt.Errorf("%.0f tokens/s of prompts: a step of %d tokens would take %.1f ms, and takes %.1f ms for a single one; want a lower rate, or less time per output token", prefillRate, n, step, fixed)
+	}
+	return p.Scaled(prefill, decode), nil
+}
+
+// Scaled is p with what limits prefill taking prefill times as long, and what limits decoding decode times: the reading of
+// weights and of the KV cache, and the fixed cost of a step.
+func (p *Profile) Scaled(prefill, decode float64) Profile {
+	q := *p
+	q.Linear = slices.Clone(p.Linear)
+	first := p.Linear[0].Millis
+	for i := range q.Linear {
+		q.Linear[i].Millis = decode*first + prefill*(p.Linear[i].Millis-first)
+	}
+	q.LinearMicrosPerToken *= prefill
+	q.PrefillAttentionMicros *= prefill
+	q.DecodeAttentionMicros *= decode
+	q.StepMillis *= decode
+	q.SequenceMillis *= decode
+	return q
 }
 
 // linearNanos is the time of the linear layers for a step of that many tokens.

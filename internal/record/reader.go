@@ -169,7 +169,7 @@ func (r *Reader) parse(text []byte, l *Line) error {
 	if err := json.Unmarshal(text, l); err != nil {
 		return r.errorf("not a request's record: %w; remove the line, or copy the file anew", err)
 	}
-	if err := l.check(); err != nil {
+	if err := l.Check(); err != nil {
 		return r.errorf("%w; remove the line, or copy the file anew", err)
 	}
 	return nil

@@ -96,8 +96,8 @@ func (l *Line) BlockIDs(dst []uint64) []uint64 {
 	return dst
 }
 
-// check reports what of l cannot be.
-func (l *Line) check() error {
+// Check reports what of l cannot be.
+func (l *Line) Check() error {
 	const most = 1 << 31
 	switch {
 	case l.At <= 0 || l.At > 1e11:

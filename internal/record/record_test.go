@@ -317,7 +317,7 @@ func FuzzReader(f *testing.F) {
 				}
 				break
 			}
-			if n++; l.check() != nil || len(l.BlockIDs(nil)) != len(l.Blocks)/idBytes || n > len(b) {
+			if n++; l.Check() != nil || len(l.BlockIDs(nil)) != len(l.Blocks)/idBytes || n > len(b) {
 				t.Fatalf("%+v", l)
 			}
 		}
