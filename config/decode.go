@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"gopkg.in/yaml.v3"
 )
@@ -134,7 +136,7 @@ func (d *decoder) add(n *yaml.Node, path, message, hint string) {
 	if len(d.problems) == maxProblems {
 		n, path, message, hint = nil, "", fmt.Sprintf("more than %d problems", maxProblems), "mend these first"
 	}
-	p := Problem{File: d.file, Path: path, Message: message, Hint: hint, Severity: Error}
+	p := Problem{File: d.file, Path: printable(path), Message: printable(message), Hint: printable(hint), Severity: Error}
 	if n != nil {
 		p.Line, p.Column = n.Line, n.Column
 	}
@@ -599,6 +601,17 @@ func clip(s string) string {
 		return strings.ToValidUTF8(s[:most], "") + "…"
 	}
 	return s
+}
+
+// printable is text without what would begin a line of its own, or take a terminal elsewhere: a file can spell that in
+// places that are shown without quotes.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return utf8.RuneError
+	}, s)
 }
 
 func describe(n *yaml.Node) string {
