@@ -166,7 +166,7 @@ func TestDeterminism(t *testing.T) {
 
 // The smallest fleet is the one at which the SLO holds, and one endpoint less does not hold it.
 func TestFindCapacity(t *testing.T) {
-	r := read(t, ReadOptions{}, chats(t, 1200, 40))
+	r := read(t, ReadOptions{}, chats(t, 800, 40))
 	p, err := New(r, Options{Server: profile(t), SLOTTFT: time.Second})
 	if err != nil {
 		t.Fatal(err)

@@ -381,7 +381,10 @@ const calibrations = 8 // rounds
 // went on: with them, simulating what was recorded on what served it gives them the measured tokens per second of new prompt,
 // and the measured time per output token. It changes the servers that are simulated from then on.
 func (p *Replay) Calibrate() (Calibration, error) {
-	base := p.o.Server
+	base, progress := p.o.Server, p.o.Progress
+	progress("what was recorded, to calibrate")
+	p.o.Progress = func(string) {}
+	defer func() { p.o.Progress = progress }()
 	c := Calibration{1, 1}
 	best, least := c, math.Inf(1)
 	for range calibrations {

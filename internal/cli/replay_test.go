@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // replayed is a record of a request a second, of two pools if wanted.
@@ -97,4 +98,46 @@ func TestReplay(t *testing.T) {
 	text := replayed("p")
 	f(0, "warning: "+filepath.Join(dir, "cut")+":202: the line was cut off in writing", file("cut", text[:len(text)-20]))
 	f(1, "bad:100: not a request's record", file("bad", strings.Replace(text, `{"at":1767600097.5`, `{"at"`, 1)))
+}
+
+// Every replay that docs/capacity.md tells of works.
+func TestCapacityPage(t *testing.T) {
+	page := pages(t)["docs/capacity.md"]
+	dir := t.TempDir()
+	var rec, use, trace strings.Builder
+	rec.WriteString(replayed("llama")[:strings.Index(replayed("llama"), `{"at"`)])
+	for i := range 400 {
+		at := 1767600000 + 25*i // 8:00 to 10:46
+		model := `"m"`
+		if i%3 == 0 {
+			model = fmt.Sprintf(`"lora-%d","adapter":true`, i%4)
+		}
+		fmt.Fprintf(&rec, `{"at":%d,"pool":"llama","model":%s,"in":%d,"out":%d,"stream":true,"ttft":0.09,"duration":1.5,"status":200,"outcome":"ok"}`+"\n", at, model, 600+i, 50+i%90)
+		fmt.Fprintf(&use, `{"time":"%s","request_id":"r","served_model":"m","pool":"llama","stream":true,"status":200,"outcome":"ok","input_tokens":500,"output_tokens":%d,"ttft_seconds":0.1,"duration_seconds":1}`+"\n",
+			time.Unix(int64(at), 0).UTC().Format(time.RFC3339), 40+i%50)
+		fmt.Fprintf(&trace, `{"timestamp":%d,"input_length":1200,"output_length":50,"hash_ids":[0,%d,%d]}`+"\n", 1000*i, i, i+1)
+	}
+	for name, text := range map[string]string{"record.jsonl": rec.String(), "record.jsonl.1": rec.String(), "usage.jsonl": use.String(), "mooncake.jsonl": trace.String()} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(dir)
+	n := 0
+	for _, f := range fences("docs/capacity.md", page) {
+		if f.language != "sh" {
+			continue
+		}
+		for line := range strings.Lines(f.text) {
+			for _, words := range ours(strings.TrimSpace(line)) {
+				n++
+				if code, out, errs := runs(words...); code != 0 || out == "" {
+					t.Errorf("%s: exit %d\n%s%s", line, code, out, errs)
+				}
+			}
+		}
+	}
+	if n < 12 {
+		t.Errorf("only %d commands", n)
+	}
 }

@@ -3,8 +3,10 @@ package gateway
 import (
 	"context"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -95,12 +97,17 @@ func (g *Gateway) useRecord(c *config.Record) error {
 
 // fleet is what serves the pools now.
 func (g *Gateway) fleet() []record.Fleet {
-	s, d := g.table.Load(), g.decides.Load()
-	out := make([]record.Fleet, len(s.Pools))
+	s, d, c := g.table.Load(), g.decides.Load(), g.cfg.Load()
+	var out []record.Fleet
 	for i := range s.Pools {
 		f := record.Fleet{Pool: s.Pools[i].Name}
 		if p := d.policies[f.Pool]; p != nil {
 			f.Policy = p.Name()
+		}
+		for j := range c.Pools {
+			if w := c.Pools[j].Policy.Weights; c.Pools[j].Name == f.Pool && len(w) > 0 {
+				f.Policy = weights(w)
+			}
 		}
 		var tokens []int64
 		var slots []int
@@ -118,9 +125,23 @@ func (g *Gateway) fleet() []record.Fleet {
 			}
 		}
 		f.KVTokens, f.AdapterSlots = median(tokens), median(slots)
-		out[i] = f
+		if f.Endpoints > 0 {
+			out = append(out, f)
+		}
 	}
 	return out
+}
+
+// weights are those of a policy as kvgate replay takes them: queue=2+prefix=3.
+func weights(w map[string]float64) string {
+	var b []byte
+	for i, name := range slices.Sorted(maps.Keys(w)) {
+		if i > 0 {
+			b = append(b, '+')
+		}
+		b = strconv.AppendFloat(append(append(b, name...), '='), w[name], 'g', -1, 64)
+	}
+	return string(b)
 }
 
 func median[T int | int64](v []T) T {

@@ -66,7 +66,7 @@ func TestRecord(t *testing.T) {
 	if err := os.Rename(file, file+".old"); err != nil {
 		t.Fatal(err)
 	}
-	g.write(text("least_requests"))
+	g.write(text("{weights: {queue: 2, kvCache: 0.5}}"))
 	if _, err := g.Reload("test"); err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func TestRecord(t *testing.T) {
 			t.Errorf("%d: blocks %x", i, ids)
 		}
 	}
-	if f := r.Fleets(); len(f) != 1 || f[0].Pool != "p" || f[0].Endpoints != 2 || f[0].Policy != "least_requests" || f[0].KVTokens < 100_000 || f[0].AdapterSlots != 4 {
+	if f := r.Fleets(); len(f) != 1 || f[0].Pool != "p" || f[0].Endpoints != 2 || f[0].Policy != "kv_cache=0.5+queue=2" || f[0].KVTokens < 100_000 || f[0].AdapterSlots != 4 {
 		t.Errorf("fleet %+v", f)
 	}
 	for _, name := range []string{file, file + ".old"} {
