@@ -110,6 +110,9 @@ const (
 	Started Answer = iota // it is booked and on its way
 	NoRoom                // not now; nor could any other one of its lane
 	Gone                  // it is not to wait any more; the caller knows why
+	// Stuck is NoRoom for want of something that its lane alone needs, such as a slot for its adapter, while there is room for
+	// others. That says nothing of whether more comes in than goes out.
+	Stuck
 )
 
 // A Starter starts requests for a [Queue]. It is called with the queue locked: it must not call it, and must not block.
@@ -154,8 +157,8 @@ type Queue struct {
 	o       Options
 	bytes   int64
 	classes [numClasses]class
-	lanes   map[uint64]int // requests waiting, by Waiter.Lane
-	blocked []uint64       // lanes that a pass of Dispatch found no room for
+	lanes   map[uint64]*place // by Waiter.Lane
+	pass    uint64            // of Dispatch
 	refused [numClasses][numReasons]uint64
 }
 
@@ -179,19 +182,40 @@ type flow struct {
 	tokens int64
 	lanes  []*lane // those with something waiting
 
-	short    pool.Instant // when its oldest request last had not waited for long
-	stood    pool.Instant // when its queue last stood
+	queues [2]queue // [1] of stuck lanes, [0] of the others: that one of them stands says nothing of the other
+}
+
+// queue is how long the oldest request of some lanes has been waiting.
+type queue struct {
+	short    pool.Instant // when it last had not waited for long
+	stood    pool.Instant // when the queue last stood
 	standing bool
 }
 
+// queue is the one that l is part of.
+func (f *flow) queue(l *lane) *queue {
+	if l.stuck {
+		return &f.queues[1]
+	}
+	return &f.queues[0]
+}
+
+// lane is what waits of one lane in a flow.
 type lane struct {
-	key         uint64
+	*place
 	first, last *Waiter
+}
+
+// place is one lane, of all flows.
+type place struct {
+	n       int    // requests waiting
+	blocked uint64 // the pass of Dispatch that found no room for it
+	stuck   bool   // the last pass that tried it answered Stuck
 }
 
 // New returns an empty queue that starts requests by s.
 func New(o Options, s Starter) *Queue {
-	q := &Queue{start: s, o: o, lanes: make(map[uint64]int)}
+	q := &Queue{start: s, o: o, lanes: make(map[uint64]*place)}
 	for i := range q.classes {
 		q.classes[i].flows = make(map[string]*flow)
 	}
@@ -243,14 +267,22 @@ func (q *Queue) Enter(w *Waiter, now pool.Instant) bool {
 	w.entered, w.flow, w.queued = now, f, true
 	w.deadline = now.Add(cmp.Or(w.Patience, q.o.MaxWait))
 	if f.n == 0 {
-		f.short, f.standing = now, false
+		for i := range f.queues {
+			f.queues[i].short, f.queues[i].standing = now, false
+		}
 		f.time = max(f.time, c.now)
 		c.insert(f)
 	}
-	i := slices.IndexFunc(f.lanes, func(l *lane) bool { return l.key == w.Lane })
+	p := q.lanes[w.Lane]
+	if p == nil {
+		p = &place{}
+		q.lanes[w.Lane] = p
+	}
+	p.n++
+	i := slices.IndexFunc(f.lanes, func(l *lane) bool { return l.place == p })
 	if i < 0 {
 		i = len(f.lanes)
-		f.lanes = append(f.lanes, &lane{key: w.Lane})
+		f.lanes = append(f.lanes, &lane{place: p})
 	}
 	l := f.lanes[i]
 	w.lane, w.prev, w.next = l, l.last, nil
@@ -264,7 +296,6 @@ func (q *Queue) Enter(w *Waiter, now pool.Instant) bool {
 	f.tokens += w.Tokens
 	c.n++
 	c.tokens += w.Tokens
-	q.lanes[w.Lane]++
 	q.bytes += w.Bytes
 	q.waiting.Add(1)
 	return true
@@ -276,7 +307,7 @@ func (q *Queue) admits(w *Waiter, f *flow, now pool.Instant) (Reason, bool) {
 		return Full, false
 	}
 	if w.Patience == 0 {
-		if wait, known := q.estimate(w, f); known && !f.standing && wait > q.o.MaxWait {
+		if wait, known := q.estimate(w, f); known && !f.queues[0].standing && wait > q.o.MaxWait {
 			return TooLate, false
 		}
 	}
@@ -292,28 +323,35 @@ func (q *Queue) admits(w *Waiter, f *flow, now pool.Instant) (Reason, bool) {
 	return 0, true
 }
 
-// stand notes whether f's queue stands.
+// stand notes which of f's queues stand.
 func (q *Queue) stand(f *flow, now pool.Instant) {
-	if q.o.StandingWait == 0 || f.n == 0 {
-		f.standing = false
-		return
-	}
-	oldest := now
+	oldest := [len(f.queues)]pool.Instant{now, now}
 	for _, l := range f.lanes {
 		if l.first.Patience == 0 {
-			oldest = min(oldest, l.first.entered)
+			i := 0
+			if l.stuck {
+				i = 1
+			}
+			oldest[i] = min(oldest[i], l.first.entered)
 		}
 	}
-	switch age := now.Sub(oldest); {
-	case age <= q.o.StandingWait/2:
-		f.short, f.standing = now, false
-	case age <= q.o.StandingWait:
-		f.short = now
-	case now.Sub(f.short) > q.o.MaxWait, f.stood != 0 && now.Sub(f.stood) < q.o.MaxWait: // what has just stood stands again
-		f.standing = true
-	}
-	if f.standing {
-		f.stood = now
+	for i := range f.queues {
+		u := &f.queues[i]
+		if q.o.StandingWait == 0 {
+			u.standing = false
+			continue
+		}
+		switch age := now.Sub(oldest[i]); {
+		case age <= q.o.StandingWait/2:
+			u.short, u.standing = now, false
+		case age <= q.o.StandingWait:
+			u.short = now
+		case now.Sub(u.short) > q.o.MaxWait, u.stood != 0 && now.Sub(u.stood) < q.o.MaxWait: // what has just stood stands again
+			u.standing = true
+		}
+		if u.standing {
+			u.stood = now
+		}
 	}
 }
 
@@ -408,7 +446,7 @@ func (q *Queue) remove(w *Waiter) {
 	f.tokens -= w.Tokens
 	c.n--
 	c.tokens -= w.Tokens
-	if q.lanes[w.Lane]--; q.lanes[w.Lane] == 0 {
+	if l.n--; l.n == 0 {
 		delete(q.lanes, w.Lane)
 	}
 	q.bytes -= w.Bytes
@@ -450,8 +488,12 @@ func (c *class) prune() {
 	}
 }
 
-// maxBlocked bounds how many lanes one pass tries in vain.
-const maxBlocked = 64
+// maxBlocked bounds how many lanes one pass tries in vain, and maxStuck how many that are stuck: where these are, others may
+// go.
+const (
+	maxBlocked = 64
+	maxStuck   = 512
+)
 
 // Dispatch starts every request that there is room for, in order: by class, then by tenant, least served first, then as they
 // came. Call it whenever something has changed that makes room: a first token, an end, an endpoint.
@@ -462,7 +504,8 @@ func (q *Queue) Dispatch(now pool.Instant) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.run(now)
-	q.blocked = q.blocked[:0]
+	q.pass++
+	blocked, stuck := 0, 0
 	for _, o := range order {
 		c := &q.classes[o]
 		q.age(c, now)
@@ -475,6 +518,7 @@ func (q *Queue) Dispatch(now pool.Instant) {
 			}
 			switch q.start.Start(w, now) {
 			case Started:
+				w.lane.stuck = false
 				q.remove(w)
 				c.now = max(c.now, f.time)
 				c.drain.add(w.Tokens)
@@ -482,10 +526,14 @@ func (q *Queue) Dispatch(now pool.Instant) {
 			case Gone:
 				q.remove(w)
 			case NoRoom:
-				q.blocked = append(q.blocked, w.Lane)
-				if len(q.blocked) >= min(maxBlocked, len(q.lanes)) {
-					return
-				}
+				w.lane.blocked, w.lane.stuck = q.pass, false
+				blocked++
+			case Stuck:
+				w.lane.blocked, w.lane.stuck = q.pass, true
+				stuck++
+			}
+			if blocked >= maxBlocked || stuck >= maxStuck || blocked+stuck >= len(q.lanes) {
+				return
 			}
 		}
 	}
@@ -506,8 +554,8 @@ func (q *Queue) charge(f *flow, tokens int64) {
 func (q *Queue) next(f *flow) (w *Waiter) {
 	for _, l := range f.lanes {
 		switch {
-		case slices.Contains(q.blocked, l.key):
-		case f.standing:
+		case l.blocked == q.pass:
+		case f.queue(l).standing:
 			if w == nil || l.last.entered > w.entered {
 				w = l.last
 			}
@@ -525,7 +573,7 @@ func (q *Queue) age(c *class, now pool.Instant) {
 		q.stand(f, now)
 		for k := 0; k < len(f.lanes); {
 			l, n := f.lanes[k], len(f.lanes)
-			for w := l.first; w != nil && (now >= w.deadline || f.standing && w.Patience == 0 && now.Sub(w.entered) > q.o.StandingWait); w = l.first {
+			for w := l.first; w != nil && (now >= w.deadline || f.queue(l).standing && w.Patience == 0 && now.Sub(w.entered) > q.o.StandingWait); w = l.first {
 				q.remove(w)
 				q.refuse(w, f, Expired)
 			}

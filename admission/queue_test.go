@@ -16,6 +16,7 @@ type yard struct {
 	q      *Queue
 	now    pool.Instant
 	places map[uint64]int
+	stuck  map[uint64]bool // lanes that lack something of their own
 	log    []string
 	told   map[string]time.Duration // what was refused, and when it should try again
 	tokens map[string]int64         // started, by tenant
@@ -29,6 +30,9 @@ func newYard(o Options, places map[uint64]int) *yard {
 
 func (y *yard) Start(w *Waiter, _ pool.Instant) Answer {
 	if y.places[w.Lane] <= 0 {
+		if y.stuck[w.Lane] {
+			return Stuck
+		}
 		return NoRoom
 	}
 	y.places[w.Lane]--
@@ -309,6 +313,48 @@ func TestStandingQueue(t *testing.T) {
 	if refused < 80 || refused > 160 { // 2 a second
 		t.Errorf("%d of %d were refused; want about 120", refused, n)
 	}
+}
+
+// Lanes that are stuck stand by themselves: others of the tenant keep their order and their time. And however many there are,
+// others are tried.
+func TestStuckLanes(t *testing.T) {
+	o := roomy()
+	o.MaxWait, o.StandingWait = 10*time.Second, time.Second
+	y := newYard(o, map[uint64]int{})
+	y.stuck = map[uint64]bool{}
+	for lane := uint64(100); lane < 300; lane++ {
+		y.stuck[lane] = true
+	}
+	step := func() {
+		for lane := uint64(100); lane < 300; lane++ { // each has somebody waiting all the time
+			y.enter("cold", "t", Normal, lane, 10)
+		}
+		y.pass(500 * time.Millisecond)
+		y.open(1, 0)
+	}
+	for range 30 {
+		step()
+	}
+	cut := strings.Count(strings.Join(y.log, " "), "-cold:expired")
+	if cut < 200*10 {
+		t.Errorf("%d were cut from a queue that has stood for 5 s; want most", cut)
+	}
+	// A burst for another adapter is worth waiting for, in its order.
+	y.log = nil
+	y.enter("1", "t", Normal, 1, 10)
+	step()
+	y.enter("2", "t", Normal, 1, 10)
+	for range 6 {
+		step()
+	}
+	y.log = nil
+	y.open(1, 2)
+	if got := strings.Join(y.log, " "); got != "1 2" {
+		t.Errorf("%q; want 1 2", got)
+	}
+	y.log = nil
+	y.open(250, 1)
+	y.happened(t, "cold")
 }
 
 // What a client is told is when it would have had its turn.

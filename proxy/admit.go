@@ -393,13 +393,16 @@ func (a *admitter) Start(w *admission.Waiter, now pool.Instant) (answer admissio
 	}
 	x.query.Target = t
 	if !o.off {
-		switch x.pool.Policy.Room(&x.query, s, now, &o.Limits) {
-		case scoring.Saturated:
+		switch room := x.pool.Policy.Room(&x.query, s, now, &o.Limits); room {
+		case scoring.Saturated, scoring.NoSlot:
 			if o.unlimited {
 				break
 			}
 			if x.loadable() {
 				x.pool.Adapters.Short(t)
+			}
+			if room == scoring.NoSlot {
+				return admission.Stuck
 			}
 			return admission.NoRoom
 		case scoring.Nobody:

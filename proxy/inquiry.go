@@ -156,7 +156,7 @@ func (x *exchange) waits(now pool.Instant) (waits bool, waiting int) {
 	switch room := x.pool.Policy.Room(&x.query, x.snapshot, now, &o.Limits); {
 	case o.off, o.unlimited && room != scoring.Nobody:
 		return false, waiting
-	case room == scoring.Saturated:
+	case room == scoring.Saturated, room == scoring.NoSlot:
 		return true, waiting
 	case room == scoring.Nobody:
 		return o.EndpointWait > 0 || x.loadable(), waiting

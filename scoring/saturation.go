@@ -1,6 +1,7 @@
 package scoring
 
 import (
+	"slices"
 	"time"
 
 	"kvgate/pool"
@@ -34,6 +35,7 @@ const (
 	Free      Room = iota // there is one; or nobody can tell, as when all are ejected
 	Saturated             // each that could take it has enough to do
 	Nobody                // there is none that serves the model, or none that is ready
+	NoSlot                // each has enough to do, or others' adapters hold all its slots; there is one of the latter
 )
 
 // Room reports whether some endpoint can start req soon. It looks at endpoints until it finds one, so that with little to do
@@ -45,7 +47,7 @@ func (p *Policy) Room(req *Request, s *pool.Snapshot, now pool.Instant, l *Limit
 	if req.Target == nil {
 		return Nobody
 	}
-	usable, ready := false, false
+	usable, ready, noSlot := false, false, false
 	for _, ri := range req.Target.Rows {
 		r := &s.Rows[ri]
 		if r.State&(pool.Unroutable|pool.Unreachable) != 0 {
@@ -59,11 +61,17 @@ func (p *Policy) Room(req *Request, s *pool.Snapshot, now pool.Instant, l *Limit
 			continue
 		}
 		usable = true
-		if r.BusyUntil() <= now && p.hasRoom(r, now, l) {
+		if r.BusyUntil() > now || !p.hasRoom(r, now, l) {
+			continue
+		}
+		if !req.Target.Adapter || p.hasSlot(r, req.Target, now) {
 			return Free
 		}
+		noSlot = true
 	}
 	switch {
+	case noSlot:
+		return NoSlot
 	case usable:
 		return Saturated
 	case ready: // all of them ejected: to try them is better than to wait
@@ -101,6 +109,39 @@ func (p *Policy) hasRoom(r *pool.Row, now pool.Instant, l *Limits) bool {
 	}
 	used, _, _ := kvUse(r, b.KVTokens, fresh)
 	return used < share*capacity
+}
+
+// hasSlot reports whether a request for an adapter could be in r's batch: its adapter is in it already, or fewer others have
+// requests there than a batch can hold. A server passes over a request that finds no slot, while others may have one. Where
+// the number of slots is not told, nobody waits for one.
+func (p *Policy) hasSlot(r *pool.Row, t *pool.Target, now pool.Instant) bool {
+	l, m := r.Load, r.Endpoint.Adapters()
+	if !l.Known.Has(pool.KnowsMaxAdapters) || l.MaxAdapters <= 0 {
+		return true
+	}
+	// Of what the page names, only what others sent is news: ours may have ended since, and then its slot is free.
+	foreign := r.Foreign.Requests > 0 && r.Fresh(now, p.staleAfter)
+	slots := int(l.MaxAdapters)
+	if !foreign && m.Active() < slots { // Fast path.
+		return true
+	}
+	use, _ := m.Use(t.Hash)
+	if use.Started > 0 {
+		return true
+	}
+	running, waiting, _ := m.Others(t.Hash)
+	taken := running + waiting
+	switch {
+	case !foreign:
+	case l.Known.Has(pool.KnowsAdapters):
+		if _, listed := slices.BinarySearch(l.Adapters, t.Name); listed {
+			return true
+		}
+		taken = max(taken, len(l.Adapters))
+	case l.Known.Has(pool.KnowsAdapterSlots):
+		taken = max(taken, int(l.AdapterSlotsUsed))
+	}
+	return taken < slots
 }
 
 // A Demand is how many endpoints the work of a pool takes, by what the ones that there are can do.

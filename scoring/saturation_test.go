@@ -95,6 +95,85 @@ func TestRoom(t *testing.T) {
 	}
 }
 
+// An endpoint whose slots others' adapters hold has no room for a cold one, and has for one that is there.
+func TestRoomForAdapters(t *testing.T) {
+	now := second0 + 1e6
+	p := newPolicy(t, Config{})
+	f := func(what, model string, want Room, prepare func(tab *pool.Table, s *pool.Snapshot)) {
+		t.Helper()
+		tab := newTable(t, 2, nil) // four slots each
+		prepare(tab, tab.Load())
+		s := tab.Load()
+		if got := p.Room(request(s, model, 100), s, now, &Limits{}); got != want {
+			t.Errorf("%s: %s: %d; want %d", what, model, got, want)
+		}
+	}
+	book := func(s *pool.Snapshot, row int, model string, started bool) *pool.Booking {
+		b := new(pool.Booking)
+		s.Rows[row].Book(b, pool.Claim{PendingTokens: 1, KVTokens: 10, At: now, Adapter: s.TargetString(model).Hash})
+		if started {
+			b.FirstToken()
+		}
+		return b
+	}
+	full := func(_ *pool.Table, s *pool.Snapshot) {
+		for i := range 4 {
+			book(s, 0, fmt.Sprint("a", i), true)
+			book(s, 1, fmt.Sprint("a", i+4), i != 0)
+		}
+	}
+	f("three of four", "a9", Free, func(_ *pool.Table, s *pool.Snapshot) {
+		for row := range 2 {
+			for i := range 3 {
+				book(s, row, fmt.Sprint("a", i), true)
+			}
+		}
+	})
+	f("all slots", "a9", NoSlot, full)
+	f("all slots", "a1", Free, full)
+	f("all slots", "m", Free, full)
+	f("all slots, and it waits for its own there", "a4", Free, full) // four others have three
+	f("one has ended", "a9", Free, func(_ *pool.Table, s *pool.Snapshot) {
+		for i := range 4 {
+			b := book(s, 0, fmt.Sprint("a", i), true)
+			book(s, 1, fmt.Sprint("a", i), true)
+			if i == 3 {
+				b.End()
+			}
+		}
+	})
+	others := func(listed ...string) func(tab *pool.Table, s *pool.Snapshot) {
+		return func(tab *pool.Table, s *pool.Snapshot) {
+			for i := range s.Rows {
+				scrape(tab, s.Rows[i].Endpoint, adapterLoad(4, 0.1, listed...), second0)
+			}
+		}
+	}
+	f("others' requests hold them", "a9", NoSlot, others("a0", "a1", "a2", "a3"))
+	f("others' requests hold them", "a3", Free, others("a0", "a1", "a2", "a3"))
+	// What the page still names of ours, which have ended since, takes no slot.
+	f("ended since the scrape", "a9", Free, func(tab *pool.Table, s *pool.Snapshot) {
+		for row := range 2 {
+			var bs []*pool.Booking
+			for i := range 4 {
+				bs = append(bs, book(s, row, fmt.Sprint("a", i), true))
+			}
+			scrape(tab, s.Rows[row].Endpoint, adapterLoad(4, 0.1, "a0", "a1", "a2", "a3"), second0)
+			for _, b := range bs {
+				b.End()
+			}
+		}
+	})
+	f("slots of unknown number", "a9", Free, func(tab *pool.Table, s *pool.Snapshot) {
+		full(tab, s)
+		for i := range s.Rows {
+			l := idle()
+			l.Known &^= pool.KnowsMaxAdapters
+			scrape(tab, s.Rows[i].Endpoint, l, second0)
+		}
+	})
+}
+
 func TestDemand(t *testing.T) {
 	now := second0 + 1e6
 	p := newPolicy(t, Config{})

@@ -120,3 +120,31 @@ func TestAdmissionIsFair(t *testing.T) {
 		t.Errorf("small asks for less than its share, and waited %v on average", g["small"].Waited[0])
 	}
 }
+
+// Where slots for adapters are what is short, requests for cold ones wait here, and all are served no later than without.
+func TestAdmissionWithAdapters(t *testing.T) {
+	g, _ := GeneratorByName("lora64")
+	w := g.Make(4000, 1)
+	run := func(p Policy) Group {
+		t.Helper()
+		r, err := Run(w, p, Options{Rate: 40, Seed: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, g := range r.Groups {
+			if g.Name == "all" {
+				t.Logf("%s: %d of %d refused, TTFT %v mean %v p99, from when it was sent %v %v, %.0f output tokens/s", p.Name, g.Refused, g.Offered, g.TTFT[0], g.TTFT[3], g.Served[0], g.Served[3], g.OutputTokenSecond)
+				return g
+			}
+		}
+		panic("BUG: no group all")
+	}
+	without := run(Auto)
+	with := run(Admitting("admission", "", Admission{Options: admission.Options{MaxWaiting: 1000, MaxBytes: 1, MaxWait: 10 * time.Second, StandingWait: time.Second, Shed: true}}))
+	if with.Refused > 0 || with.Tokens != without.Tokens || with.TTFT[0] > without.TTFT[0]*115/100 || with.TTFT[3] > without.TTFT[3]*115/100 {
+		t.Error("it costs something")
+	}
+	if with.Waited[0] == 0 || with.Served[0] > without.Served[0]*9/10 {
+		t.Error("nobody waited for a slot: nothing is shown by this test")
+	}
+}

@@ -187,7 +187,11 @@ func (p *product) Start(w *admission.Waiter, now pool.Instant) admission.Answer 
 	c := q.state.(*productCall)
 	s := p.table.Load()
 	c.request.Target = s.TargetString(c.request.Target.Name)
-	if p.policy.Room(&c.request, s, now, &p.limits) != scoring.Free {
+	switch p.policy.Room(&c.request, s, now, &p.limits) {
+	case scoring.Free:
+	case scoring.NoSlot:
+		return admission.Stuck
+	default:
 		return admission.NoRoom
 	}
 	p.f.send(q, p.choose(q, time.Duration(now)), time.Duration(now))

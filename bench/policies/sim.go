@@ -375,10 +375,11 @@ func (s *sim) submit(i int, now time.Duration) error {
 		s.foreign[c.Replica]++
 	} else {
 		c.Gateway = s.fleet.Rand.IntN(len(s.routers))
-		c.Replica = s.routers[c.Gateway].Route(c, now)
-		if c.Replica == Held {
+		replica := s.routers[c.Gateway].Route(c, now)
+		if replica == Held { // it may be on its way already
 			return s.err
 		}
+		c.Replica = replica
 	}
 	s.send(c, c.Replica, now)
 	return s.err

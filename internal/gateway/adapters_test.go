@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 
 	"kvgate/internal/adapters"
 	"kvgate/internal/modelsim"
+	"kvgate/pool"
 )
 
 func managed(more string, urls ...string) string {
@@ -246,4 +248,79 @@ func write(t *testing.T, file, text string) {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// A request for an adapter that finds every slot taken by others' waits in the gateway. One for an adapter that holds a slot
+// passes it, and it goes as soon as a slot is free, wherever that is.
+func TestAdapterSlotsSaturate(t *testing.T) {
+	names := []string{"a", "b", "c"}
+	s, u := sim(t, modelsim.Options{Adapters: names, MaxLoras: 1, Speedup: 1}), sim(t, modelsim.Options{Adapters: names, MaxLoras: 1, Speedup: 1})
+	g := start(t, onePool(s.URL(), u.URL())+"    admission: {max_wait: 1m, standing_wait: 0s}\n", Options{})
+	eventually(t, "the slots are known", func() bool {
+		for _, r := range g.Table().Load().Rows {
+			if r.Load == nil || r.Load.MaxAdapters != 1 {
+				return false
+			}
+		}
+		return g.Table().Load().TargetString("c") != nil
+	})
+	waiting := func(want int) func() bool {
+		return func() bool {
+			_, page := get(t, "http://"+g.AdminAddr()+"/metrics")
+			return strings.Contains(page, fmt.Sprintf(`kvgate_admission_waiting_requests{class="normal",pool="p"} %d`+"\n", want))
+		}
+	}
+	booked := func(want int64) func() bool {
+		return func() bool {
+			n := int64(0)
+			for _, r := range g.Table().Load().Rows {
+				n += r.Booked().Requests
+			}
+			return n == want
+		}
+	}
+	var clients sync.WaitGroup
+	defer clients.Wait()
+	stream := func(model string) (end func()) {
+		ctx, end := context.WithCancel(t.Context())
+		clients.Go(func() {
+			r, _ := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+g.Addr()+"/v1/chat/completions", strings.NewReader(chat(model, true, 100_000)))
+			if resp, err := client.Do(r); err == nil {
+				_, _ = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+			}
+		})
+		return end
+	}
+	started := func(model string) func() bool {
+		return func() bool {
+			for _, r := range g.Table().Load().Rows {
+				if use, _ := r.Endpoint.Adapters().Use(pool.HashName(model)); use.Started > 0 {
+					return true
+				}
+			}
+			return false
+		}
+	}
+	endA := stream("a")
+	defer endA()
+	eventually(t, "a runs", started("a"))
+	endB := stream("b")
+	defer endB()
+	eventually(t, "b runs", started("b"))
+	defer stream("c")()
+	eventually(t, "c waits", waiting(1))
+	if _, body := post(t, "http://"+g.AdminAddr()+"/debug/explain?format=text", chat("c", false, 2)); !strings.Contains(body, "it waits until one of these has room, with 1 others") {
+		t.Errorf("explained: %s", body)
+	}
+	for _, model := range []string{"a", "b", baseModel} { // nobody waits behind it
+		if status, body := ask(t, g, model); status != 200 {
+			t.Errorf("%s: %d %s", model, status, body)
+		}
+	}
+	if !waiting(1)() || !booked(2)() {
+		t.Error("c has gone to where no slot is")
+	}
+	endB()
+	eventually(t, "c runs", started("c"))
 }
