@@ -220,6 +220,7 @@ func (x *exchange) admit() *failure {
 	}
 	switch room {
 	case scoring.Free:
+		x.query.SlotFree = !o.unlimited
 		if a.queue.Waiting() == 0 || o.unlimited { // Fast path.
 			return nil
 		}
@@ -414,6 +415,8 @@ func (a *admitter) Start(w *admission.Waiter, now pool.Instant) (answer admissio
 			if o.EndpointWait > 0 || x.loadable() {
 				return admission.NoRoom
 			}
+		case scoring.Free:
+			x.query.SlotFree = !o.unlimited
 		}
 	}
 	x.explain(s, now)

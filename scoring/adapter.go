@@ -60,7 +60,7 @@ func viewAdapter(r *pool.Row, target *pool.Target, fresh bool) (v adapterView) {
 				v.inFlight, v.running = true, true
 			}
 		}
-		if more := foreign - v.others; more > 0 {
+		if more := foreign - v.others; more > 0 && r.Foreign.Requests > 0 { // else they are our own, ended since
 			// Others' requests hold these slots. How many each has, only its own gateway knows.
 			v.others, v.leaving = foreign, v.leaving+foreignLeaving*float64(more)
 		}
@@ -189,6 +189,9 @@ const hostLoadShare = 0.06
 // leastLeaving bounds how long a slot is believed to stay taken: ten requests' time.
 const leastLeaving = 0.1
 
+// noSlotCost is dearer than what anything else on an endpoint comes to, and less than its being busy; see tierCost.
+const noSlotCost = 1 << 24
+
 // adapterPrice is the cost of a request for an adapter on e, in prefill tokens. elsewhere says that some endpoint has
 // requests for the adapter in flight. The unit of it is what the endpoint could prefill in the time that something takes.
 //
@@ -205,13 +208,17 @@ func (p *Policy) adapterPrice(sc *scratch, e *pool.Endpoint, v *adapterView, els
 	}
 	w := &p.cost
 	hold := p.learn.slotSeconds()
-	wait := 0.0 // for a slot, in seconds
+	wait := 0.0         // for a slot, in seconds
+	apart := float32(0) // no tie with an endpoint that has a slot, however short requests have been so far
 	if v.full() {
+		if apart = w.MarginTokens + w.MarginShare*float32(sc.candidates.prompt); sc.candidates.req.SlotFree {
+			apart = noSlotCost
+		}
 		wait = hold * float64(v.others-v.slots+1) / max(v.leaving, leastLeaving)
 	}
 	rate := p.learn.prefillRate(e)
 	if v.inFlight {
-		return float32(rate*wait) * w.AdapterQueue
+		return float32(rate*wait)*w.AdapterQueue + apart
 	}
 	load := 0.0
 	switch {
@@ -224,5 +231,5 @@ func (p *Policy) adapterPrice(sc *scratch, e *pool.Endpoint, v *adapterView, els
 	if elsewhere {
 		t += w.AdapterTwice * float32(hold)
 	}
-	return t * float32(rate)
+	return t*float32(rate) + apart
 }

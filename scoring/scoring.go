@@ -42,6 +42,9 @@ type Request struct {
 	Session     uint64 // hash of the client's session key; 0 is none
 
 	Tried [MaxTried]*pool.Endpoint // endpoints that this request has failed on; nil ones don't count
+	// SlotFree says that [Policy.Room] has found an endpoint with a slot for the adapter: one without is not to be preferred to
+	// it, for whatever reason.
+	SlotFree bool
 }
 
 // adapter is the hash of the request's adapter; 0 for a base model.

@@ -121,30 +121,79 @@ func TestAdmissionIsFair(t *testing.T) {
 	}
 }
 
-// Where slots for adapters are what is short, requests for cold ones wait here, and all are served no later than without.
+// Where slots for adapters are what is short (at 30 requests/s 95 % keep their SLO), requests for cold ones wait here. Below that
+// nobody is refused, and above it few, and the others see their first token sooner than without.
 func TestAdmissionWithAdapters(t *testing.T) {
 	g, _ := GeneratorByName("lora64")
-	w := g.Make(4000, 1)
-	run := func(p Policy) Group {
+	run := func(rate float64, p Policy) (out Group) {
 		t.Helper()
-		r, err := Run(w, p, Options{Rate: 40, Seed: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, g := range r.Groups {
-			if g.Name == "all" {
-				t.Logf("%s: %d of %d refused, TTFT %v mean %v p99, from when it was sent %v %v, %.0f output tokens/s", p.Name, g.Refused, g.Offered, g.TTFT[0], g.TTFT[3], g.Served[0], g.Served[3], g.OutputTokenSecond)
-				return g
+		const seeds = 2
+		for seed := range uint64(seeds) {
+			r, err := Run(g.Make(4000, seed+1), p, Options{Rate: rate, Seed: seed})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, g := range r.Groups {
+				if g.Name == "all" {
+					out.Refused += g.Refused
+					out.Offered += g.Offered
+					out.TTFT[0] += g.TTFT[0] / seeds
+					out.TTFT[3] += g.TTFT[3] / seeds
+					out.Waited[0] += g.Waited[0] / seeds
+				}
 			}
 		}
-		panic("BUG: no group all")
+		t.Logf("%2.0f requests/s, %s: %d of %d refused, TTFT %v mean %v p99, waited %v", rate, p.Name, out.Refused, out.Offered, out.TTFT[0], out.TTFT[3], out.Waited[0])
+		return out
 	}
-	without := run(Auto)
-	with := run(Admitting("admission", "", Admission{Options: admission.Options{MaxWaiting: 1000, MaxBytes: 1, MaxWait: 10 * time.Second, StandingWait: time.Second, Shed: true}}))
-	if with.Refused > 0 || with.Tokens != without.Tokens || with.TTFT[0] > without.TTFT[0]*115/100 || with.TTFT[3] > without.TTFT[3]*115/100 {
-		t.Error("it costs something")
+	admit := Admitting("admission", "", Admission{Options: admission.Options{MaxWaiting: 1000, MaxBytes: 1, MaxWait: 10 * time.Second, StandingWait: time.Second, Shed: true}})
+	if n := run(27, admit).Refused; n > 0 {
+		t.Errorf("at 90 %% load %d are refused", n)
 	}
-	if with.Waited[0] == 0 || with.Served[0] > without.Served[0]*9/10 {
+	without, with := run(36, Auto), run(36, admit)
+	if with.Refused*20 > with.Offered || with.TTFT[0] > without.TTFT[0] || with.TTFT[3] > without.TTFT[3] {
+		t.Error("at 120 % load it serves nobody")
+	}
+	if with.Waited[0] == 0 {
 		t.Error("nobody waited for a slot: nothing is shown by this test")
+	}
+}
+
+// With answers so long that KV space is what runs short, first tokens of those who are sent on come nearly as soon as at 90 %
+// load, for more output than there: 86 requests/s on 4 servers is where 95 % keep their SLO. It can't be quite the same, since the
+// steps of a full server take longer: docs/adr/0006.
+func TestAdmissionWithFullCaches(t *testing.T) {
+	g, _ := GeneratorByName("short")
+	run := func(load float64, p Policy) (out Group) {
+		t.Helper()
+		const seeds = 2
+		for seed := range uint64(seeds) {
+			r, err := Run(g.Make(8000, seed+1), p, Options{Replicas: 4, Rate: load * 86, Seed: seed, WarmUp: 0.3})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, g := range r.Groups {
+				if g.Name == "all" {
+					out.Refused += g.Refused
+					out.Offered += g.Offered
+					out.OutputTokenSecond += g.OutputTokenSecond / seeds
+					out.Served[0] += g.Served[0] / seeds
+					out.TTFT[0] += g.TTFT[0] / seeds
+				}
+			}
+		}
+		t.Logf("%3.0f %% load, %s: %4.1f %% refused, %6.0f output tokens/s, TTFT %v, from when it was sent %v", 100*load, p.Name, 100*float64(out.Refused)/float64(out.Offered), out.OutputTokenSecond, out.TTFT[0], out.Served[0])
+		return out
+	}
+	admit := Admitting("admission", "", Admission{Options: admission.Options{MaxWaiting: 1000, MaxBytes: 1, MaxWait: 4 * time.Second, StandingWait: 400 * time.Millisecond, Shed: true}})
+	without, at90, at120 := run(0.9, Auto), run(0.9, admit), run(1.2, admit)
+	if at90.Refused > 0 || at90.TTFT[0] > without.TTFT[0]*115/100 {
+		t.Errorf("at 90 %%: %d refused, mean TTFT %v; without admission %v", at90.Refused, at90.TTFT[0], without.TTFT[0])
+	}
+	if at120.Served[0] > without.Served[0]*17/10 {
+		t.Errorf("those who are sent on see a mean TTFT of %v; at 90 %% load it is %v", at120.Served[0], without.Served[0])
+	}
+	if at120.OutputTokenSecond < without.OutputTokenSecond*1.02 {
+		t.Errorf("%.0f output tokens/s; at 90 %% load %.0f", at120.OutputTokenSecond, without.OutputTokenSecond)
 	}
 }

@@ -189,6 +189,7 @@ func (p *product) Start(w *admission.Waiter, now pool.Instant) admission.Answer 
 	c.request.Target = s.TargetString(c.request.Target.Name)
 	switch p.policy.Room(&c.request, s, now, &p.limits) {
 	case scoring.Free:
+		c.request.SlotFree = true
 	case scoring.NoSlot:
 		return admission.Stuck
 	default:
