@@ -142,6 +142,9 @@ func TestRecordedRunIsPredicted(t *testing.T) {
 	t.Logf("%s", &out)
 	// Live, a step that is late on a busy machine delays everybody; hence the width.
 	m, s := c.Measured, c.Simulated
+	if raceEnabled {
+		return // servers, gateway and clients are all too slow to be what is simulated
+	}
 	within := func(what string, a, b, factor float64) {
 		t.Helper()
 		if a <= 0 || b <= 0 || a/b > factor || b/a > factor {

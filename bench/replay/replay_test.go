@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,9 +47,10 @@ const head = `{"kvgate_record":1,"series":"a","started":"2026-01-05T00:00:00Z"}`
 func chats(t testing.TB, n int, rate float64) string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "record.jsonl")
-	now := time.Date(2026, 1, 5, 9, 0, 0, 0, time.UTC)
+	var now atomic.Int64
+	now.Store(time.Date(2026, 1, 5, 9, 0, 0, 0, time.UTC).UnixNano())
 	r, err := record.New(record.Options{
-		File: name, Now: func() time.Time { return now },
+		File: name, Now: func() time.Time { return time.Unix(0, now.Load()) },
 		Fleet: func() []record.Fleet {
 			return []record.Fleet{{Pool: "p", Policy: "auto", Endpoints: 3, KVTokens: 200_000}}
 		},
@@ -63,7 +65,7 @@ func chats(t testing.TB, n int, rate float64) string {
 	}
 	var prefix []uint64
 	for range n {
-		now = now.Add(time.Duration(rnd.ExpFloat64() / rate * 1e9))
+		now.Add(int64(rnd.ExpFloat64() / rate * 1e9))
 		i := rnd.IntN(len(prompts))
 		for range 500 + rnd.IntN(8000) {
 			prompts[i] = append(prompts[i], byte('a'+rnd.IntN(26)))
@@ -140,7 +142,11 @@ func TestReadRecord(t *testing.T) {
 
 // The same replay gives the same result, to the last digit.
 func TestDeterminism(t *testing.T) {
-	name := chats(t, 300, 10)
+	n := 300
+	if raceEnabled {
+		n = 60
+	}
+	name := chats(t, n, 10)
 	var out [2]bytes.Buffer
 	for i := range out {
 		r := read(t, ReadOptions{}, name)
@@ -166,6 +172,9 @@ func TestDeterminism(t *testing.T) {
 
 // The smallest fleet is the one at which the SLO holds, and one endpoint less does not hold it.
 func TestFindCapacity(t *testing.T) {
+	if raceEnabled {
+		t.Skip("half a minute under the race detector, with nothing concurrent in it")
+	}
 	r := read(t, ReadOptions{}, chats(t, 800, 40))
 	p, err := New(r, Options{Server: profile(t), SLOTTFT: time.Second})
 	if err != nil {
@@ -213,6 +222,9 @@ func served(t testing.TB, r *Recording, server modelsim.Profile) {
 
 // Servers that are slower or faster than their profile are found out from what was measured.
 func TestCalibrate(t *testing.T) {
+	if raceEnabled {
+		t.Skip("a minute under the race detector, with nothing concurrent in it")
+	}
 	server := profile(t)
 	server.KVTokens = 200_000
 	for _, f := range [][2]float64{{1, 1}, {1.7, 0.6}, {0.5, 2}} {

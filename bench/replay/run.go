@@ -47,6 +47,8 @@ type Replay struct {
 	indices []int              // in r, of w.Requests
 	o       Options
 	TooLong int // requests that fit into no server
+
+	asRecorded *Run // what Compare simulated last
 }
 
 // New returns a Replay, which fails if the recording says too little and the options don't say it either.
@@ -169,6 +171,10 @@ func (p *Replay) Runs(ctx context.Context) (out []*Run, err error) {
 		for _, n := range p.o.Replicas {
 			if err := ctx.Err(); err != nil {
 				return out, err
+			}
+			if r := p.asRecorded; r != nil && r.Policy == name && r.Replicas == n && p.o.Speed == 1 {
+				out = append(out, r)
+				continue
 			}
 			r, err := p.run(name, p.options(n))
 			if err != nil {
@@ -345,6 +351,7 @@ func (p *Replay) Compare() (*Comparison, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.asRecorded = r
 	c.Measured, c.Simulated = measured.seen(), simulated.seen()
 	if in > 0 {
 		c.Measured.HitRatio = float64(cached) / float64(in)
@@ -375,21 +382,25 @@ type Calibration struct {
 	Decode  float64 `json:"decode"`
 }
 
-const calibrations = 8 // rounds
+const (
+	calibrations        = 8      // rounds
+	calibrationRequests = 20_000 // the first ones, that a round simulates: more would take minutes and tell no more
+)
 
 // Calibrate finds the factors by which servers differ from their profile, by those requests that were served while little else
 // went on: with them, simulating what was recorded on what served it gives them the measured tokens per second of new prompt,
 // and the measured time per output token. It changes the servers that are simulated from then on.
 func (p *Replay) Calibrate() (Calibration, error) {
-	base, progress := p.o.Server, p.o.Progress
-	progress("what was recorded, to calibrate")
-	p.o.Progress = func(string) {}
-	defer func() { p.o.Progress = progress }()
+	base := p.o.Server
+	p.o.Progress("what was recorded, to calibrate")
+	some, w := *p, *p.w
+	w.Requests = w.Requests[:min(len(w.Requests), calibrationRequests)]
+	some.w, some.o.Progress = &w, func(string) {}
 	c := Calibration{1, 1}
 	best, least := c, math.Inf(1)
 	for range calibrations {
-		p.o.Server = base.Scaled(c.Prefill, c.Decode)
-		seen, err := p.Compare()
+		some.o.Server = base.Scaled(c.Prefill, c.Decode)
+		seen, err := some.Compare()
 		if err != nil {
 			return c, err
 		}
@@ -404,7 +415,7 @@ func (p *Replay) Calibrate() (Calibration, error) {
 		c.Prefill = min(50, max(0.005, c.Prefill*prefill))
 		c.Decode = min(50, max(0.005, c.Decode*decode))
 	}
-	p.o.Server = base.Scaled(best.Prefill, best.Decode)
+	p.o.Server, p.asRecorded = base.Scaled(best.Prefill, best.Decode), nil
 	return best, nil
 }
 

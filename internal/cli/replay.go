@@ -2,10 +2,8 @@ package cli
 
 import (
 	"fmt"
-	"os/signal"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -168,8 +166,7 @@ func runReplay(e *env, c *cobra.Command, files []string, f *replayFlags) error {
 			return usage("kvgate replay --from 2026-01-05T09:00:00Z FILE", "--from %q; want a date and time as in RFC 3339", f.from)
 		}
 	}
-	ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
+	ctx := c.Context()
 	f.read.Seed = f.o.Seed + 1
 	rec, err := replay.Read(files, f.read)
 	if err != nil {

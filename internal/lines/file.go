@@ -147,6 +147,9 @@ func (f *File) rotate() error {
 			return fmt.Errorf("rotate: %w", err)
 		}
 	}
+	// What is left of a time when more were kept.
+	for i := f.o.Keep + 1; os.Remove(f.o.Name+"."+strconv.Itoa(i)) == nil; i++ {
+	}
 	return f.open()
 }
 

@@ -159,6 +159,11 @@ func TestBlockLayout(t *testing.T) {
 func TestRotation(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "record.jsonl")
 	const most, keep = 20_000, 2
+	for _, old := range []string{".3", ".4"} { // of a time when more were kept
+		if err := os.WriteFile(name+old, []byte("old"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	r, err := New(Options{File: name, MaxBytes: most, Keep: keep})
 	if err != nil {
 		t.Fatal(err)

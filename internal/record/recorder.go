@@ -34,7 +34,7 @@ type Options struct {
 	// OnTrouble is told when the file fails, and of requests that were not recorded. It must not block. May be nil.
 	OnTrouble  func(error)
 	QueueBytes int              // that wait to be written; default 8 MiB
-	Now        func() time.Time // default time.Now
+	Now        func() time.Time // default time.Now; called by many goroutines
 }
 
 const (
