@@ -49,8 +49,11 @@ type Rule struct {
 	// prompt_cache_key or user of the body), user or tenant. A greater weight only moves what moves to that model.
 	Sticky string `yaml:"sticky" enum:"none,session,user,tenant"`
 	// Fallback are models to try in turn where the pool of the one before has no endpoint that takes the request or stays
-	// saturated. The answer says so in X-Kvgate-Fallback.
+	// saturated for fallback_after. The answer says so in X-Kvgate-Fallback.
 	Fallback []string `yaml:"fallback" example:"[llama-8b]"`
+	// FallbackAfter is how long a request waits in the gateway, where its pool has admission or adapters, before it goes on to
+	// a fallback that has room; while none has, it goes on waiting. 0s: at once.
+	FallbackAfter time.Duration `yaml:"fallback_after" min:"0s" max:"1h"`
 	// AnswerModel is as in names.answer_model, for this rule.
 	AnswerModel string `yaml:"answer_model" example:"asked" enum:"served,asked"`
 	// Policy chooses the endpoints of these requests instead of the pool's policy.
@@ -93,7 +96,7 @@ func (r *RuleTimeouts) Over(t EndpointTimeouts) EndpointTimeouts {
 	return t
 }
 
-func (r *Rule) setDefaults(*Config) { r.Sticky = "none" }
+func (r *Rule) setDefaults(*Config) { r.Sticky, r.FallbackAfter = "none", time.Second }
 
 func (s *Split) setDefaults(*Config) { s.Weight = 1 }
 
@@ -215,6 +218,9 @@ func (d *decoder) rule(at string, i int, r *Rule) {
 	}
 	if r.Sticky != "none" && len(r.Split) == 0 {
 		d.warn(at+".sticky", "has no effect without split", "remove it")
+	}
+	if r.FallbackAfter != time.Second && len(r.Fallback) == 0 {
+		d.warn(at+".fallback_after", "has no effect without fallback", "remove it, or write fallback")
 	}
 	if r.To == "" && len(r.Split) == 0 && len(r.Fallback) == 0 && r.AnswerModel == "" && r.Policy == nil && r.Timeouts == nil && !d.badBelow[at] {
 		d.warn(at, "changes nothing", "write to, split, fallback, policy, timeouts or answer_model")

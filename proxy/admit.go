@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -240,6 +241,53 @@ func (x *exchange) admit() *failure {
 	return x.enterQueue(a, o, 0)
 }
 
+// lookForFallback is how often a request that waits looks for a fallback that has room, once it has waited long enough for one.
+const lookForFallback = 250 * time.Millisecond
+
+// untilFallback is how long the request is still to wait before it goes on to a fallback; ok is false if it has none.
+func (x *exchange) untilFallback() (d time.Duration, ok bool) {
+	if !x.named.HasFallback() || x.committed {
+		return 0, false
+	}
+	return max(0, x.named.FallbackAfter()-x.wait.took), true
+}
+
+// fallbackHasRoom reports whether a model that the request may fall back on could take it now.
+//
+//go:noinline
+func (x *exchange) fallbackHasRoom() bool {
+	s, now := x.h.table.Load(), x.h.opts.Now()
+	for next := x.named; next.HasFallback(); {
+		q := x.nameQuery()
+		if !x.routes.Names.FallBack(&next, s, &q) {
+			return false
+		}
+		p := x.routes.pools[s.Pools[next.Target.Pool].Name]
+		if p == nil {
+			continue
+		}
+		var limits scoring.Limits
+		waiting := 0
+		limited := p.admitter != nil
+		if limited {
+			o := p.admitter.o.Load()
+			limits, limited = o.Limits, !o.unlimited && !o.off
+			waiting = p.admitter.queue.Waiting()
+		}
+		switch p.Policy.Room(&scoring.Request{Target: next.Target}, s, now, &limits) {
+		case scoring.Free:
+			if waiting == 0 || !limited {
+				return true
+			}
+		case scoring.Saturated, scoring.NoSlot:
+			if !limited { // nothing waits there
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // defaultAdapterWait is how long a request waits for its adapter.
 const defaultAdapterWait = 30 * time.Second
 
@@ -302,19 +350,16 @@ func (x *exchange) enterQueue(a *admitter, o *AdmissionOptions, patience time.Du
 		Tokens: int64(tokens), Bytes: int64(x.bodyLen), Patience: patience,
 	}
 	x.watchClient()
+	if d, ok := x.untilFallback(); ok && d == 0 && x.fallbackHasRoom() {
+		return &failure{outcome: Saturated, message: "no model server has room for the request; try again later", retryAfterSeconds: 1}
+	}
 	if !x.lease.waiting(w.wake) {
 		return x.cancelFailure()
 	}
 	w.since, w.queued = time.Now(), true
 	if a.queue.Enter(&w.waiter, x.h.opts.Now()) {
 		a.roomMade()
-		timer := time.NewTimer(cmp.Or(patience, o.MaxWait))
-		select {
-		case <-w.woken: // started, refused, or cancelled
-		case <-timer.C:
-			a.queue.Expire(&w.waiter, x.h.opts.Now())
-		}
-		timer.Stop()
+		x.awaitTurn(a, cmp.Or(patience, o.MaxWait))
 	}
 	x.lease.waited()
 	gone := a.queue.Leave(&w.waiter, x.h.opts.Now())
@@ -330,6 +375,40 @@ func (x *exchange) enterQueue(a *admitter, o *AdmissionOptions, patience time.Du
 		return w.failure
 	}
 	return nil
+}
+
+// awaitTurn waits until the request has been started, refused or cancelled, for that long at most, or until it is to fall back.
+func (x *exchange) awaitTurn(a *admitter, most time.Duration) {
+	w := &x.wait
+	after, falls := x.untilFallback()
+	falls = falls && after < most
+	next := most
+	if falls {
+		next = after
+	}
+	timer := time.NewTimer(next)
+	defer timer.Stop()
+	for {
+		select {
+		case <-w.woken:
+			return
+		case <-timer.C:
+		}
+		now := x.h.opts.Now()
+		left := most - time.Since(w.since)
+		switch {
+		case left <= 0 || !falls:
+			a.queue.Expire(&w.waiter, now)
+			return
+		case x.fallbackHasRoom():
+			// Not if it has been started meanwhile: then it is on its way.
+			if a.queue.Leave(&w.waiter, now) {
+				w.failure = &failure{outcome: Saturated, message: "no model server had room for the request in time; try again later", retryAfterSeconds: 1, err: errors.New("it waited for as long as its rule has it wait before it falls back")}
+			}
+			return
+		}
+		timer.Reset(min(lookForFallback, left))
+	}
 }
 
 // classes are admission's, by the caller's from the lowest up.

@@ -24,7 +24,7 @@ func resolver(cfg *config.Config, rand func(n uint64) uint64) (*names.Resolver, 
 	}
 	for i := range n.Rules {
 		r := &n.Rules[i]
-		rule := names.Rule{Model: r.Model, Path: r.Path, Fallback: r.Fallback, Answer: answer(r.AnswerModel)}
+		rule := names.Rule{Model: r.Model, Path: r.Path, Fallback: r.Fallback, FallbackAfter: r.FallbackAfter, Answer: answer(r.AnswerModel)}
 		for _, h := range slices.Sorted(maps.Keys(r.Headers)) {
 			rule.Headers = append(rule.Headers, names.Header{Name: h, Value: r.Headers[h]})
 		}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"kvgate/internal/caller"
 	"kvgate/pool"
@@ -60,7 +61,9 @@ type Rule struct {
 	Sticky Sticky
 	// Fallback are models to try in turn where a pool can't take the request; the rule's own Model is as in To.
 	Fallback []string
-	Answer   Answer
+	// FallbackAfter is how long a request waits for room before it goes on to a fallback that has some.
+	FallbackAfter time.Duration
+	Answer        Answer
 }
 
 // conditional reports whether the rule asks for more than a name.
@@ -221,10 +224,14 @@ type Route struct {
 
 	fallback []string // that are left
 	own      string   // the Model of the rule that they are of
+	after    time.Duration
 }
 
 // HasFallback reports whether there are models left to fall back on.
 func (t *Route) HasFallback() bool { return len(t.fallback) > 0 }
+
+// FallbackAfter is how long a request waits for room before it goes on to one of them.
+func (t *Route) FallbackAfter() time.Duration { return t.after }
 
 // Asked reports whether answers carry the name that the client asked for.
 func (t *Route) Asked() bool { return t.Answer == AnswerAsked }
@@ -331,7 +338,7 @@ func (r *Resolver) follow(t *Route, s *pool.Snapshot, q *Request, name string, d
 			t.Answer = rule.Answer
 		}
 		if t.fallback == nil {
-			t.fallback, t.own = rule.Fallback, rule.Model
+			t.fallback, t.own, t.after = rule.Fallback, rule.Model, rule.FallbackAfter
 		}
 		if t.Rule < 0 {
 			t.Rule = i
