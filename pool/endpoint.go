@@ -43,10 +43,12 @@ type Endpoint struct {
 	epoch    atomic.Uint32                 // what was believed of the slot under another epoch is void
 
 	// What has been learned from this endpoint's traffic; 0 means nothing yet. Written by scoring only.
-	PrefillTokensPerSecond Float
-	DecodeSecondsPerToken  Float
-	LearnedKVCapacity      Float // tokens, where the server does not say
-	AdapterLoadSeconds     Float
+	PrefillTokensPerSecond       Float
+	MedianPrefillTokensPerSecond Float         // over its prefills, of which Prefills were seen
+	Prefills                     atomic.Uint32 // wraps
+	DecodeSecondsPerToken        Float
+	LearnedKVCapacity            Float // tokens, where the server does not say
+	AdapterLoadSeconds           Float
 }
 
 // An AtomicInstant is an [Instant] that goroutines may read and write together.

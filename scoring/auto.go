@@ -7,18 +7,18 @@ import (
 	"kvgate/pool"
 )
 
-const autoFormula = "argmin pending + 2·new + 0.1·kv + 2·overflow + adapter, in prefill tokens × slowness"
+const autoFormula = "argmin pending + 2.5·new + 0.1·kv + 2·overflow + adapter, in prefill tokens × slowness"
 
 // CostWeights are the weights of the policy `auto`. A zero field means its default; everything is flat around the
 // defaults, so there is nothing to tune per workload (docs/routing.md).
 type CostWeights struct {
-	OwnWork  float32 // w: how much a request's own prefill counts beside its wait, since it also delays others (1)
+	OwnWork  float32 // w: how much a request's own prefill counts beside its wait, since it also delays others (1.5)
 	KV       float32 // per KV token in use: decode batches slow down slowly (0.1)
 	Overflow float32 // per token of need beyond Guard: preemption recomputes (2)
 	Guard    float32 // share of the KV cache that is left to be filled, 0..1 (0.95)
 
 	// Shared is the part of a cached prefix, 0..1, that is taken to be in use by others already, and so needs no KV space
-	// of its own (0.5): a document that is asked about is being asked about by several.
+	// of its own (0.75): a document that is asked about is being asked about by several.
 	Shared float32
 
 	// Of an adapter's price; see adapterPrice.
@@ -31,17 +31,18 @@ type CostWeights struct {
 	SlowStartTokens float32 // handicap of an endpoint that just came back, falling to 0 over SlowStart (16384)
 
 	// What nobody holds yet goes to its first choice under rendezvous hashing among endpoints whose cost is within
-	// MarginTokens + MarginShare · new of the best (256, 0.05), so that gateways which share nothing agree.
-	MarginTokens, MarginShare float32
+	// MarginTokens + MarginShare · new of the best (256, 0.05), so that gateways which share nothing agree. MarginForeign (2) is
+	// added to MarginShare times the share of requests that others sent: that share of all conversations has begun with them.
+	MarginTokens, MarginShare, MarginForeign float32
 }
 
 func (w CostWeights) withDefaults() CostWeights {
 	return CostWeights{
-		OwnWork:         orDefault(w.OwnWork, 1),
+		OwnWork:         orDefault(w.OwnWork, 1.5),
 		KV:              orDefault(w.KV, 0.1),
 		Overflow:        orDefault(w.Overflow, 2),
 		Guard:           orDefault(w.Guard, 0.95),
-		Shared:          orDefault(w.Shared, 0.5),
+		Shared:          orDefault(w.Shared, 0.75),
 		AdapterLoad:     orDefault(w.AdapterLoad, 10),
 		AdapterSlot:     orDefault(w.AdapterSlot, 2),
 		AdapterQueue:    orDefault(w.AdapterQueue, 0.5),
@@ -50,6 +51,7 @@ func (w CostWeights) withDefaults() CostWeights {
 		SlowStartTokens: orDefault(w.SlowStartTokens, 16384),
 		MarginTokens:    orDefault(w.MarginTokens, 256),
 		MarginShare:     orDefault(w.MarginShare, 0.05),
+		MarginForeign:   orDefault(w.MarginForeign, 2),
 	}
 }
 
@@ -180,6 +182,7 @@ func (p *Policy) auto(sc *scratch, rec *recorder, d *Decision) (version uint64, 
 	waiting, own, kv, need, guard, overflow := x.waiting, x.own, x.w.KV, x.need, x.w.Guard, x.w.Overflow
 	all := c.snapshot.Rows
 	best := float32(math.MaxFloat32)
+	ours, others := int64(0), int64(0) // requests
 	for i, ri := range rows {
 		r := &all[ri]
 		versions[i] = r.Version() // before the counters are read
@@ -188,6 +191,7 @@ func (p *Policy) auto(sc *scratch, rec *recorder, d *Decision) (version uint64, 
 			// Fast path: no filter objects, and the row is as nearly all are. This is what of comes to then, written where
 			// it is used since it is most of what a decision among a thousand endpoints costs.
 			b := r.Booked()
+			ours, others = ours+b.Requests, others+int64(r.Foreign.Requests)
 			used := float32(int32(b.KVTokens)) + float32(r.Foreign.KVTokens)
 			v := float32(int32(b.PendingTokens)) + float32(r.Foreign.Waiting)*waiting + own + kv*used
 			if over := used + need - guard*float32(r.KVCapacity); over > 0 {
@@ -209,6 +213,7 @@ func (p *Policy) auto(sc *scratch, rec *recorder, d *Decision) (version uint64, 
 			cost[i] = math.MaxFloat32
 			continue
 		}
+		ours, others = ours+r.Booked().Requests, others+int64(r.Foreign.Requests)
 		cost[i] = x.of(r, rec.termsOf(ri)) + tierCost[t]
 		best = min(best, cost[i])
 	}
@@ -237,6 +242,9 @@ func (p *Policy) auto(sc *scratch, rec *recorder, d *Decision) (version uint64, 
 	}
 
 	margin := x.w.MarginTokens + x.w.MarginShare*float32(c.prompt-held)
+	if others > 0 {
+		margin += x.w.MarginForeign * float32(others) / float32(ours+others) * float32(c.prompt-held)
+	}
 	var key uint64 // what rendezvous hashing hashes: the first thing that nobody holds
 	if len(c.req.Prefix) > longest {
 		key = c.req.Prefix[longest]

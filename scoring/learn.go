@@ -29,6 +29,7 @@ type Learner struct {
 	newTokens pool.Float
 	seconds   pool.Float // of a request after its first token
 	rate      pool.Float // prefill rate of the fastest endpoint, tokens/s
+	typical   pool.Float // the largest of the endpoints' median rates
 }
 
 const (
@@ -132,9 +133,15 @@ const (
 	// rateSample is the work, in tokens, of which a sample of the prefill rate has full weight: less is mostly overhead.
 	rateSample     = 4096
 	maxAdapterLoad = 5 // seconds; more is waiting for a slot
+	// typicalGain is how far a sample moves the rate that endpoints are compared by, as a share of it, once there are many; and
+	// typicalSamples are enough to compare. It is their median: prefills are slowed by waiting for space and hastened by cached
+	// blocks that nobody knew of, by factors. Compared by means, endpoints that were full for a while looked slow, were avoided,
+	// and what they had cached was computed once more elsewhere, which made those full (docs/adr/0006-compare-by-medians.md).
+	typicalGain    = 0.01
+	typicalSamples = 32
 	// slownessBand is how far an endpoint's learned slowness may be from what is believed of it without changing that, and
 	// it changes in steps of √2: equal servers measure a little different, and must not be told apart by that.
-	slownessBand = 1.35
+	slownessBand = 1.5
 	// envelopeDecay lets the fastest rate be forgotten, over some thousand requests, when its endpoint is gone.
 	envelopeDecay = 0.0005
 )
@@ -175,15 +182,33 @@ func (p *Policy) FirstToken(d *Decision, ttft time.Duration) {
 		})
 	}
 	own := update(&e.PrefillTokensPerSecond)
-	fastest := l.rate.Update(func(v float64) float64 {
-		if own >= v {
-			return own
+	envelope := func(f *pool.Float, own float64) float64 {
+		return f.Update(func(v float64) float64 {
+			if own >= v {
+				return own
+			}
+			return v - envelopeDecay*(v-own)
+		})
+	}
+	envelope(&l.rate, own)
+	n := e.Prefills.Add(1)
+	typical := e.MedianPrefillTokensPerSecond.Update(func(v float64) float64 {
+		switch step := max(typicalGain, 1/float64(n+1)) * min(1, work/rateSample); {
+		case v == 0:
+			return work / seconds
+		case work/seconds > v:
+			return v * (1 + step)
+		default:
+			return v * (1 - step)
 		}
-		return v - envelopeDecay*(v-own)
 	})
+	if n < typicalSamples {
+		return
+	}
+	fastest := envelope(&l.typical, typical)
 	current, _ := d.Row.Learned()
 	slowness := first(float64(current), 1)
-	if raw := fastest / own; raw > slowness*slownessBand || raw < slowness/slownessBand {
+	if raw := fastest / typical; raw > slowness*slownessBand || raw < slowness/slownessBand {
 		slowness = math.Exp2(math.Round(2*math.Log2(raw)) / 2)
 	}
 	e.SetLearned(float32(slowness), float32(e.LearnedKVCapacity.Load()))
