@@ -283,6 +283,18 @@ type Debug struct {
 	// ExplainShare is the share of one core, 0..0.5, that may go into explaining decisions while they are made. What is
 	// explained is shown by the dashboard and logged with slow requests. 0 switches it off.
 	ExplainShare float64 `yaml:"explain_share" min:"0" max:"0.5"`
+	// Capture allows whoever has admin.token to look at what clients send: kvgate capture shows the bodies of requests, without
+	// credentials, for a bounded time and size. Without it nobody can, and no body is ever shown. Danger: prompts are what your
+	// users wrote.
+	Capture *Capture `yaml:"capture" example:""`
+}
+
+// Capture bounds what kvgate capture may be asked for.
+type Capture struct {
+	// MaxFor is the longest time.
+	MaxFor time.Duration `yaml:"max_for" min:"1s" max:"1h"`
+	// MaxBytes is the most bytes of bodies, all together. They are held in memory until they are written.
+	MaxBytes Bytes `yaml:"max_bytes" min:"1KiB" max:"256MiB"`
 }
 
 // Pool is a group of endpoints that serve the same base model.
@@ -507,6 +519,8 @@ func (p *Pool) setDefaults(root *Config) {
 	p.Policy = Policy{Name: "auto"}
 	p.Timeouts = root.Timeouts.EndpointTimeouts
 }
+
+func (c *Capture) setDefaults(*Config) { c.MaxFor, c.MaxBytes = time.Minute, 16<<20 }
 
 func (e *Endpoint) setDefaults(*Config) { e.Weight = 1 }
 

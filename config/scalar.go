@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"math"
 	"regexp"
 	"strconv"
@@ -71,6 +72,15 @@ func parseBytes(s string) (b Bytes, fix string) {
 		}
 	}
 	return 0, "32MiB"
+}
+
+// ParseBytes reads a size as it is written in a file, or says what was probably meant.
+func ParseBytes(s string) (Bytes, error) {
+	b, fix := parseBytes(s)
+	if fix != "" {
+		return 0, fmt.Errorf("%q is not a size; write %q", clip(s), fix)
+	}
+	return b, nil
 }
 
 // splitUnit cuts "32 MiB" into "32" and "MiB". A blank between the two stays with the unit, so that it is refused.

@@ -184,6 +184,7 @@ type Handler struct {
 	routes    atomic.Pointer[Routes] // never nil
 	endpoints endpoints
 	admitters admitters
+	capturer  atomic.Pointer[Capturer] // nil: nobody looks
 	stored    storedResponses
 	budget    *budget
 	memory    *memoryGuard
@@ -596,6 +597,7 @@ func (x *exchange) read() *failure {
 		err = openai.PeekMultipart(route.API, text(x.ctx.Request.Header.ContentType()), x.body.bytes(), x.peek)
 	}
 	x.wantsStream = x.peek.Stream
+	x.capture()
 	if err != nil {
 		f := &failure{outcome: BadRequest, message: err.Error()}
 		if be, ok := errors.AsType[*openai.BodyError](err); ok {

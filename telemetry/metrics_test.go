@@ -118,6 +118,7 @@ func TestDefinitionsAreThePage(t *testing.T) {
 	m.Registry().MustRegister(a)
 	a.Observe("p", "load", "asked", true, time.Second)
 	m.RegisterRecorded(func() (uint64, uint64) { return 7, 2 })
+	m.RegisterCapture(func() bool { return true })
 	got := page(t, m)
 	for _, d := range Definitions() {
 		if !regexp.MustCompile(`(?m)^` + d.Name + `(_count)?[{ ]`).MatchString(got) {

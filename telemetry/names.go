@@ -258,6 +258,10 @@ var (
 		Name: "kvgate_model_labels_folded_total", Kind: Counter,
 		Help: "Requests counted under model=\"other\" because clients had made up too many names.",
 	})
+	CaptureRunning = def(Definition{
+		Name: "kvgate_capture_running", Kind: Gauge,
+		Help: "1 while kvgate capture is shown the bodies of requests (debug.capture), 0 otherwise.",
+	})
 	Recorded = def(Definition{
 		Name: "kvgate_recorded_requests_total", Kind: Counter,
 		Help: "Requests taken into the record for kvgate replay (record.file), those dropped later included.",

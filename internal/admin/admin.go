@@ -24,6 +24,7 @@ import (
 	"go.uber.org/zap"
 
 	"kvgate/internal/admin/dashboard"
+	"kvgate/internal/capture"
 	"kvgate/internal/names"
 	"kvgate/internal/version"
 	"kvgate/pool"
@@ -75,7 +76,9 @@ type Options struct {
 	Drain func(endpoint string, on bool) (found, changed bool)
 	// SetLogLevel changes the log level until the next reload; LogLevel says what it is.
 	SetLogLevel func(level string) error
-	LogLevel    func() string
+	// Capture begins to capture the bodies of requests, for run to write them; see package capture.
+	Capture  func(o capture.Options, from string) (run func(context.Context, io.Writer) error, err error)
+	LogLevel func() string
 
 	MaxBodyBytes int64       // of a body to explain; default 32 MiB
 	Log          *zap.Logger // nil logs nothing
@@ -219,6 +222,7 @@ func (s *Server) handler() http.Handler {
 	post("/-/drain", s.o.Drain != nil, false, s.drain(true))
 	post("/-/readmit", s.o.Drain != nil, false, s.drain(false))
 	post("/-/log-level", s.o.SetLogLevel != nil, false, s.setLogLevel)
+	post("/-/capture", s.o.Capture != nil, false, s.capture)
 	post("/-/authorized", true, false, s.authorized)
 	if s.o.Explain != nil {
 		mux.HandleFunc("POST /debug/explain", s.explain)
@@ -270,6 +274,7 @@ GET  /-/healthy           the process lives
 GET  /-/ready             it can take requests; otherwise what is missing
 POST /-/reload            load the configuration again, all or nothing
 POST /-/drain?endpoint=   give an endpoint no more requests; /-/readmit undoes that   } these need
+POST /-/capture?for=      show the bodies of requests (&max_bytes=&model=)            }
 POST /-/log-level?level=  change the log level until the next reload                  } admin.token
 GET  /debug/snapshot      every endpoint and what is known of it
 GET  /debug/models        every name that clients may ask for

@@ -58,27 +58,41 @@ func tokenFlag(c *cobra.Command, e *env, a *adminClient) {
 
 // call asks path and returns the status and the body.
 func (a *adminClient) call(ctx context.Context, method, path string, body []byte) (int, []byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	resp, err := a.open(ctx, method, path, body)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswerBytes))
+	if err != nil {
+		return 0, nil, fmt.Errorf("admin listener: %s: %w", path, err)
+	}
+	return resp.StatusCode, data, nil
+}
+
+// open asks path and returns the answer, whose body is to be read, and closed.
+func (a *adminClient) open(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
 	base := strings.TrimRight(a.base, "/")
 	if !strings.Contains(base, "://") {
 		base = "http://" + base
 	}
 	u, err := url.Parse(base)
 	if err != nil || u.Host == "" {
-		return 0, nil, usage("--admin http://127.0.0.1:9090", "--admin %q is not a URL", a.base)
+		return nil, usage("--admin http://127.0.0.1:9090", "--admin %q is not a URL", a.base)
 	}
 	if a.secret && u.Scheme != "https" && !loopback(u.Hostname()) {
-		return 0, nil, usage("kvgate explain --key-id ID -m MODEL", "--key-file would send the key over plain HTTP to %s; name it with --key-id, or use an https or loopback address for --admin", u.Host)
+		return nil, usage("kvgate explain --key-id ID -m MODEL", "--key-file would send the key over plain HTTP to %s; name it with --key-id, or use an https or loopback address for --admin", u.Host)
 	}
-	ctx, cancel := context.WithTimeout(ctx, a.timeout)
-	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, base+path, bytes.NewReader(body))
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	if a.token != nil {
 		token, err := a.token()
 		if err != nil {
-			return 0, nil, err
+			return nil, err
 		}
 		if token != "" {
 			req.Header.Set("Authorization", "Bearer "+token)
@@ -92,15 +106,10 @@ func (a *adminClient) call(ctx context.Context, method, path string, body []byte
 	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	resp, err := (&http.Client{Transport: t, CheckRedirect: stay}).Do(req)
 	if err != nil {
-		return 0, nil, withTry(fmt.Errorf("no answer from the admin listener: %w", err),
+		return nil, withTry(fmt.Errorf("no answer from the admin listener: %w", err),
 			"kvgate serve -c FILE, or --admin URL if it listens elsewhere (admin.listen)")
 	}
-	defer resp.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswerBytes))
-	if err != nil {
-		return 0, nil, fmt.Errorf("admin listener: %s: %w", path, err)
-	}
-	return resp.StatusCode, data, nil
+	return resp, nil
 }
 
 // loopback reports whether host is this machine.

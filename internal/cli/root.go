@@ -422,7 +422,8 @@ func exactlyOne(what string) cobra.PositionalArgs {
 
 func commands(e *env) []*cobra.Command {
 	c := []*cobra.Command{
-		newServe(e), newCheck(e), newExplain(e), newTop(e), newEndpoints(e), newModels(e), newAdapters(e), newReload(e), newDrain(e), newReadmit(e), newHealthcheck(e), newKeys(e),
+		newServe(e), newCheck(e), newExplain(e), newTop(e), newEndpoints(e), newModels(e), newAdapters(e), newReload(e), newDrain(e), newReadmit(e), newHealthcheck(e),
+		newCapture(e), newKeys(e),
 		newConfig(e), newDemo(e), newSim(e), newReplay(e), newBench(e), newVersion(e), newCompletion(e), newMan(e),
 	}
 	return append(c, registries(e)...)

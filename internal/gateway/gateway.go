@@ -95,6 +95,7 @@ type Gateway struct {
 	store     *store                       // in use; nil: none; guarded by reloading
 	usage     usageSink
 	record    recordSink
+	captures  captures
 	lastBad   string                        // what a reload complained of, so that a watch says it once
 	running   *config.Config                // that it was started with: what needs a restart is as it says
 	cfg       atomic.Pointer[config.Config] // in use
@@ -154,6 +155,8 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 	g.metrics.SetTenants(namedTenants(cfg), cfg.Metrics.Tenants)
 	g.metrics.SetReload(true, time.Now())
 	g.metrics.RegisterRecorded(g.record.counts)
+	g.captures.init(cfg.Debug.Capture)
+	g.metrics.RegisterCapture(g.captures.running.Load)
 	g.recent = telemetry.NewRecent(o.Recent)
 	g.explainer = newExplainer(cfg.Debug.ExplainShare, g.log)
 	g.logs.explanation = g.explainer.get
@@ -190,7 +193,7 @@ func New(cfg *config.Config, o Options) (*Gateway, error) {
 			return ""
 		},
 		Token: func() string { return g.cfg.Load().Admin.Token.Reveal() }, Drain: g.drainEndpoint,
-		SetLogLevel: g.setLogLevel, LogLevel: func() string { return g.logs.level.Level().String() },
+		SetLogLevel: g.setLogLevel, Capture: g.capture, LogLevel: func() string { return g.logs.level.Level().String() },
 		Sources: func() any { return g.discovery.Status() }, Adapters: func() any { return map[string]any{"adapters": g.adapters.Status()} }, MaxBodyBytes: int64(cfg.Limits.BodyBytes), Log: g.log,
 	}
 	if o.Load != nil {
@@ -312,6 +315,7 @@ func (g *Gateway) Run(ctx context.Context) (Result, error) {
 	defer func() {
 		wait, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
+		g.captures.end() // or it would be waited for
 		g.admin.Shutdown(wait)
 	}()
 
@@ -414,6 +418,7 @@ func (g *Gateway) Close() {
 // close drains until cut ends and releases everything; only the first call does.
 func (g *Gateway) close(cut context.Context) {
 	g.closing.Do(func() {
+		g.captures.end()
 		g.drained = g.server.Shutdown(cut)
 		if g.discovery != nil {
 			g.discovery.Close()
