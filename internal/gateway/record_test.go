@@ -62,6 +62,11 @@ func TestRecord(t *testing.T) {
 	if code, _ := post(t, url, chat("plantedmodel", false, 3)); code != 404 {
 		t.Errorf("%d", code)
 	}
+	// A request is accounted for after its answer's end.
+	eventually(t, "three requests are recorded", func() bool {
+		_, page := get(t, "http://"+g.AdminAddr()+"/metrics")
+		return strings.Contains(page, "kvgate_recorded_requests_total 3\n")
+	})
 	// A policy that needs no prefixes, and a file that was rotated away by hand.
 	if err := os.Rename(file, file+".old"); err != nil {
 		t.Fatal(err)
