@@ -45,6 +45,10 @@ test-dashboard: build ## the dashboard in a real browser, screenshots into dist/
 test-packaging: build ## the chart, alerts and dashboard of deploy/ (TESTFLAGS=-update rewrites what is made from the chart)
 	cd test/packaging && $(GO) test -trimpath -count=1 . $(TESTFLAGS)
 
+.PHONY: test-tracing
+test-tracing: build ## traces, as the OpenTelemetry Collector's own receiver understands them
+	cd test/tracing && $(GO) test -trimpath -count=1 -timeout 10m . -kvgate ../../kvgate $(TESTFLAGS)
+
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (20s) each
 	@set -e; for p in $$($(GO) list ./...); do \
