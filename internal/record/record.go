@@ -98,14 +98,14 @@ func (l *Line) BlockIDs(dst []uint64) []uint64 {
 
 // Check reports what of l cannot be.
 func (l *Line) Check() error {
-	const most = 1 << 31
+	const most = 1 << 24 // tokens: more than any request has
 	switch {
-	case l.At <= 0 || l.At > 1e11:
+	case l.At <= 0 || l.At > 8e9: // the year 2223, and as long a time as a Duration holds
 		return fmt.Errorf(`"at" is %g; want seconds of Unix time`, l.At)
 	case l.Pool == "":
 		return fmt.Errorf(`no "pool"`)
-	case l.InputTokens < 0 || l.InputTokens > most || l.OutputTokens < 0 || l.OutputTokens > most || l.MaxTokens < 0 || l.PromptBytes < 0 || l.CachedTokens < -1:
-		return fmt.Errorf("%d tokens in, %d out, %d allowed, %d bytes; want none of them negative or above 2³¹", l.InputTokens, l.OutputTokens, l.MaxTokens, l.PromptBytes)
+	case l.InputTokens < 0 || l.InputTokens > most || l.OutputTokens < 0 || l.OutputTokens > most || l.MaxTokens < 0 || l.PromptBytes < 0 || l.PromptBytes > 1<<40 || l.CachedTokens < -1:
+		return fmt.Errorf("%d tokens in, %d out, %d allowed, %d bytes; want none of them negative, and 2²⁴ tokens at most", l.InputTokens, l.OutputTokens, l.MaxTokens, l.PromptBytes)
 	case l.TTFTSeconds < 0 || l.DurationSeconds < 0 || l.QueueSeconds < 0 || l.TTFTSeconds > 1e7 || l.DurationSeconds > 1e7:
 		return fmt.Errorf("%g s to the first token, %g s in all; want neither negative nor above 10⁷", l.TTFTSeconds, l.DurationSeconds)
 	case len(l.Blocks)%idBytes != 0:

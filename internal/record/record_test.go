@@ -236,6 +236,36 @@ func TestDrops(t *testing.T) {
 	}
 }
 
+// A recorder goes on with a file that another one was killed over.
+func TestGoesOn(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "record.jsonl")
+	once := func() {
+		r, err := New(Options{File: name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Observe(finished())
+		r.Observe(finished())
+		closed(t, r)
+	}
+	once()
+	fi, err := os.Stat(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(name, fi.Size()-20); err != nil {
+		t.Fatal(err)
+	}
+	once()
+	ls, r, err := all(t, name)
+	if err != nil || len(ls) != 3 || len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0], "record.jsonl:3: the line was cut off") {
+		t.Fatalf("%d lines, %q, %v", len(ls), r.Warnings, err)
+	}
+	if ls[0].Session == ls[1].Session || ls[1].Session != ls[2].Session {
+		t.Error("the ids of two recorders can be compared, or those of one can't")
+	}
+}
+
 func TestSampling(t *testing.T) {
 	const window = time.Minute
 	at := time.Date(2026, 1, 5, 0, 0, 30, 0, time.UTC)
