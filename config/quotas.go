@@ -3,8 +3,10 @@ package config
 import (
 	_ "embed"
 	"fmt"
+	"net"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -56,8 +58,21 @@ type Limit struct {
 
 // Redis is where gateways share their counts.
 type Redis struct {
-	// URL is its address: redis://user:password@host:6379/0, or rediss:// for TLS. ${NAME} is taken from the environment.
+	// URL is the address of one server: redis://user:password@host:6379/0, or rediss:// for TLS. ${NAME} is taken from the
+	// environment.
 	URL Secret `yaml:"url" example:"redis://127.0.0.1:6379/0"`
+	// Addresses are, instead, nodes of a Redis Cluster to begin with, or with master its sentinels.
+	Addresses []string `yaml:"addresses" example:"[10.0.0.1:6379, 10.0.0.2:6379]"`
+	// Master is the name by which the sentinels at addresses know the server. They are asked without a password.
+	Master string `yaml:"master" example:"mymaster"`
+	// Username is who the gateway is to the servers at addresses; without it, their default user.
+	Username string `yaml:"username" example:"kvgate"`
+	// Password is for the servers at addresses. ${NAME} is taken from the environment.
+	Password Secret `yaml:"password" example:"${REDIS_PASSWORD}"`
+	// PasswordFile holds that password instead, in a file; white space around it is ignored.
+	PasswordFile string `yaml:"password_file" example:"/etc/kvgate/redis.password" path:"read"`
+	// TLS has the servers at addresses spoken to over TLS: {} verifies them by the system's authorities.
+	TLS *EndpointTLS `yaml:"tls" example:""`
 	// Timeout is how long one look may take. Requests wait for it.
 	Timeout time.Duration `yaml:"timeout" min:"1ms" max:"5s"`
 	// OnFailure is open (while it can't be asked, each gateway enforces the limits by itself) or closed (requests that have
@@ -115,7 +130,9 @@ func (d *decoder) quotas() {
 		}
 	}
 	if r := q.Redis; r != nil && !d.bad["quotas.redis"] {
+		d.redisNodes(r)
 		switch u, err := url.Parse(r.URL.Reveal()); {
+		case len(r.Addresses) > 0 || d.badBelow["quotas.redis.addresses"]:
 		case d.bad["quotas.redis.url"], r.URL.Reveal() == redacted: // a dump is a file as well
 		case r.URL.IsZero():
 			d.wrong("quotas.redis.url", "has no url", `write url: "redis://127.0.0.1:6379/0"`)
@@ -128,6 +145,38 @@ func (d *decoder) quotas() {
 		}
 		if !limited {
 			d.warn("quotas.redis", "has no effect without limits", "write quotas.limits, or limits of keys")
+		}
+	}
+}
+
+// redisNodes checks what r says of a cluster or of sentinels.
+func (d *decoder) redisNodes(r *Redis) {
+	const at = "quotas.redis"
+	if len(r.Addresses) == 0 && !d.badBelow[at+".addresses"] {
+		for _, k := range []string{"master", "username", "password", "password_file", "tls"} {
+			if d.given(at + "." + k) {
+				d.wrong(at+"."+k, "is for addresses, and there are none", "write addresses, or put it into url")
+			}
+		}
+		return
+	}
+	if !r.URL.IsZero() {
+		d.wrong(at+".addresses", "there is url too", "keep one of the two")
+	}
+	for i, a := range r.Addresses {
+		host, port, err := net.SplitHostPort(a)
+		if n, bad := strconv.Atoi(port); err != nil || host == "" || bad != nil || n < 1 || n > 65535 {
+			d.wrong(fmt.Sprintf("%s.addresses[%d]", at, i), strconv.Quote(clip(a))+" is not host:port", `write one such as "10.0.0.1:6379"`)
+		}
+	}
+	switch {
+	case !r.Password.IsZero() && r.PasswordFile != "":
+		d.wrong(at+".password_file", "there is password too", "keep one of the two")
+	case r.PasswordFile != "":
+		if data := d.read(at+".password_file", r.PasswordFile); data != nil {
+			if r.Password = NewSecret(strings.TrimSpace(string(data))); r.Password.IsZero() {
+				d.wrong(at+".password_file", "the file is empty", "put the password into it")
+			}
 		}
 	}
 }

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"fmt"
+	"reflect"
 
 	"go.uber.org/zap"
 
@@ -17,11 +18,16 @@ type store struct {
 
 // newStore returns the store in use, where r is what it was made of, or else another one.
 func (g *Gateway) newStore(r *config.Redis) (*store, error) {
-	if g.store != nil && g.store.cfg == *r {
+	if g.store != nil && reflect.DeepEqual(g.store.cfg, *r) {
 		return g.store, nil
 	}
+	tlsConfig, err := endpointTLS(r.TLS)
+	if err != nil {
+		return nil, fmt.Errorf("quotas.redis.tls: %w", err)
+	}
 	s, err := redisstore.New(redisstore.Options{
-		URL: r.URL.Reveal(), Timeout: r.Timeout, Prefix: r.Prefix,
+		URL: r.URL.Reveal(), Addresses: r.Addresses, Master: r.Master, Username: r.Username, Password: r.Password.Reveal(), TLS: tlsConfig,
+		Timeout: r.Timeout, Prefix: r.Prefix,
 		OnState: func(up bool, err error) {
 			if up {
 				g.log.Info("the store of quotas can be asked again")

@@ -116,6 +116,7 @@ func (a *account) correct(k Kind, inc, now int64) {
 type bucket struct {
 	*account
 	limit *Limit
+	tag   uint64 // of the tenant
 }
 
 // step is by how much n of the amount moves the arrival time; 0 for less than none.
@@ -232,7 +233,7 @@ func (l *Limiter) buckets(c *caller.Caller, tenant string, t *pool.Target, now i
 		default:
 			id += "|" + strconv.Quote(r.tenant)
 		}
-		found = append(found, &bucket{l.books.account(id), m})
+		found = append(found, &bucket{l.books.account(id), m, pool.HashName(r.tenant)})
 	}
 	if !crowded {
 		l.rows[r] = found
@@ -466,7 +467,7 @@ func (l *Limiter) Look(c *caller.Caller, tenant string, t *pool.Target, cost Cos
 		for k := range numKinds {
 			if b.limit.Amounts[k] > 0 {
 				of = append(of, at{b, k})
-				ops = append(ops, Op{b.id, k, 0, int64(b.limit.Window)})
+				ops = append(ops, Op{b.id, b.tag, k, 0, int64(b.limit.Window)})
 			}
 		}
 	}

@@ -5,6 +5,7 @@ import "time"
 // An Op moves an arrival time in a store. Increments and windows are in nanoseconds.
 type Op struct {
 	ID     string
+	Tag    uint64 // the same for all that one request is charged to, so that a store may keep them in one place
 	Kind   Kind
 	Inc    int64
 	Window int64
@@ -52,7 +53,7 @@ func (l *Limiter) takeShared(ch *Charge, now int64) *Refusal {
 }
 
 func (it *item) op() Op {
-	return Op{it.b.id, it.kind, it.inc, int64(it.b.limit.Window)}
+	return Op{it.b.id, it.b.tag, it.kind, it.inc, int64(it.b.limit.Window)}
 }
 
 // addShared corrects in the store what was corrected here.

@@ -3,9 +3,12 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -19,7 +22,14 @@ import (
 
 // Options are what a Store is made of.
 type Options struct {
-	URL     string        // redis://user:password@host:6379/0, rediss:// or unix://
+	URL string // of one server: redis://user:password@host:6379/0, rediss:// or unix://
+	// Addresses are nodes of a cluster instead, or with Master the sentinels that know it by this name; Username, Password and
+	// TLS are for the servers then.
+	Addresses          []string
+	Master             string
+	Username, Password string
+	TLS                *tls.Config
+
 	Timeout time.Duration // of one look, connecting included; default 50 ms
 	Prefix  string        // of its keys
 	// OnState is told when the server can't be asked any more, and when it can again. It must not block. May be nil.
@@ -89,7 +99,8 @@ return 0
 // A Store is a quota.Store on a server. Make it with New; Close ends it.
 type Store struct {
 	o       Options
-	client  *redis.Client
+	client  redis.UniversalClient
+	cluster bool // keys with different tags may be on different servers
 	away    atomic.Bool
 	wake    chan struct{} // the server has just been found away
 	waiting chan quota.Op
@@ -109,21 +120,31 @@ func init() {
 
 // New returns a store. It asks nobody before it is used.
 func New(o Options) (*Store, error) {
-	ro, err := redis.ParseURL(o.URL)
-	if err != nil {
-		return nil, errors.New("not the URL of a Redis server") // the error may hold the password
-	}
 	if o.Timeout == 0 {
 		o.Timeout = 50 * time.Millisecond
 	}
 	if o.OnState == nil {
 		o.OnState = func(bool, error) {}
 	}
-	ro.DialTimeout, ro.ReadTimeout, ro.WriteTimeout, ro.PoolTimeout = o.Timeout, o.Timeout, o.Timeout, o.Timeout
-	ro.ContextTimeoutEnabled = true
-	ro.MaxRetries = -1
-	ro.DialerRetries = 1
-	s := &Store{o: o, client: redis.NewClient(ro), wake: make(chan struct{}, 1), waiting: make(chan quota.Op, maxWaiting)}
+	s := &Store{o: o, wake: make(chan struct{}, 1), waiting: make(chan quota.Op, maxWaiting)}
+	if len(o.Addresses) > 0 {
+		s.cluster = o.Master == ""
+		s.client = redis.NewUniversalClient(&redis.UniversalOptions{
+			Addrs: o.Addresses, MasterName: o.Master, IsClusterMode: s.cluster, Username: o.Username, Password: o.Password, TLSConfig: o.TLS,
+			DialTimeout: o.Timeout, ReadTimeout: o.Timeout, WriteTimeout: o.Timeout, PoolTimeout: o.Timeout,
+			ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1,
+		})
+	} else {
+		ro, err := redis.ParseURL(o.URL)
+		if err != nil {
+			return nil, errors.New("not the URL of a Redis server") // the error may hold the password
+		}
+		ro.DialTimeout, ro.ReadTimeout, ro.WriteTimeout, ro.PoolTimeout = o.Timeout, o.Timeout, o.Timeout, o.Timeout
+		ro.ContextTimeoutEnabled = true
+		ro.MaxRetries = -1
+		ro.DialerRetries = 1
+		s.client = redis.NewClient(ro)
+	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	return s, nil
 }
@@ -171,7 +192,11 @@ func (s *Store) Add(ops []quota.Op) {
 	}
 }
 
-func (s *Store) key(op *quota.Op) string { return s.o.Prefix + op.Kind.String() + "|" + op.ID }
+// key is where op's arrival time is. What is in braces decides on which server of a cluster: the script of a request must find
+// all of its keys on one, and they have the same tag.
+func (s *Store) key(op *quota.Op) string {
+	return s.o.Prefix + "{" + strconv.FormatUint(op.Tag, 16) + "}" + op.Kind.String() + "|" + op.ID
+}
 
 func micros(ns int64) string { return strconv.FormatFloat(float64(ns)/1000, 'f', 3, 64) }
 
@@ -228,15 +253,40 @@ func (s *Store) awaitServer() {
 
 // send sends op and whatever else waits.
 func (s *Store) send(ctx context.Context, op quota.Op) {
-	keys, args := []string{s.key(&op)}, []any{micros(op.Inc)}
-	for len(keys) < maxBatch {
+	ops := []quota.Op{op}
+	for len(ops) < maxBatch {
 		select {
 		case op := <-s.waiting:
-			keys, args = append(keys, s.key(&op)), append(args, micros(op.Inc))
+			ops = append(ops, op)
 			continue
 		default:
 		}
 		break
+	}
+	if s.cluster {
+		slices.SortStableFunc(ops, func(a, b quota.Op) int { return cmp.Compare(a.Tag, b.Tag) })
+	}
+	for len(ops) > 0 {
+		n := len(ops)
+		if s.cluster { // those of one server at a time
+			n = 1
+			for n < len(ops) && ops[n].Tag == ops[0].Tag {
+				n++
+			}
+		}
+		s.sendSome(ctx, ops[:n])
+		ops = ops[n:]
+	}
+}
+
+func (s *Store) sendSome(ctx context.Context, ops []quota.Op) {
+	if s.away.Load() {
+		s.lost.Add(int64(len(ops)))
+		return
+	}
+	keys, args := make([]string, len(ops)), make([]any, len(ops))
+	for i := range ops {
+		keys[i], args[i] = s.key(&ops[i]), micros(ops[i].Inc)
 	}
 	ctx, cancel := context.WithTimeout(ctx, max(s.o.Timeout, 500*time.Millisecond)) // nobody waits for it
 	defer cancel()
