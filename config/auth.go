@@ -38,13 +38,16 @@ type JWT struct {
 	Issuer string `yaml:"issuer" example:"https://login.example.com/"`
 	// Audience is what their claim aud must hold one of.
 	Audience []string `yaml:"audience" example:"[kvgate]"`
-	// JWKSURL is where the provider's keys are (RFC 7517). While it is down, the keys that were last read stay in use.
+	// JWKSURL is where the provider's keys are (RFC 7517). While it is down, the keys that were last read stay in use for max_age.
 	JWKSURL string `yaml:"jwks_url" example:"https://login.example.com/.well-known/jwks.json"`
 	// JWKSFile holds them instead, in a file.
 	JWKSFile string `yaml:"jwks_file" example:"jwks.json" path:"read"`
 	// Refresh is the time between two looks at the keys. A token signed with a key that is not known brings the next look
 	// forward, but there are ten seconds between two at least.
 	Refresh time.Duration `yaml:"refresh" min:"10s" max:"24h"`
+	// MaxAge is how long the keys that were read last count while the provider can't be asked. Danger: for that long, keys that it
+	// has taken back meanwhile count too.
+	MaxAge time.Duration `yaml:"max_age" min:"1m" max:"744h"`
 	// Leeway is by how much the clocks of the provider and of this machine may differ.
 	Leeway time.Duration `yaml:"leeway" min:"0s" max:"10m"`
 	// TenantClaim is the claim that names the tenant; a token without it is refused.
@@ -57,7 +60,7 @@ type JWT struct {
 }
 
 func (j *JWT) setDefaults(*Config) {
-	j.Refresh, j.Leeway, j.TenantClaim = 15*time.Minute, 30*time.Second, "sub"
+	j.Refresh, j.MaxAge, j.Leeway, j.TenantClaim = 15*time.Minute, 24*time.Hour, 30*time.Second, "sub"
 }
 
 // keysFile is what stands in a file of keys.

@@ -27,7 +27,10 @@ type TokenOptions struct {
 	Set []byte
 	// Refresh is the time between two looks at URL; default 15 min.
 	Refresh time.Duration
-	Leeway  time.Duration // by which clocks may differ
+	// MaxAge is how long the keys read last count while URL can't be read: who has been taken out of the set in the meantime
+	// comes in for that long. Default 24 h.
+	MaxAge time.Duration
+	Leeway time.Duration // by which clocks may differ
 	// Claims that say who it is: the tenant (default sub), what may be used ("" is everything), the class ("" is normal).
 	TenantClaim, ModelsClaim, ClassClaim string
 
@@ -76,6 +79,18 @@ type Tokens struct {
 type keySet struct {
 	byID map[string]any
 	all  []jwt.VerificationKey
+	at   time.Time // when it was read; zero of a set that does not age
+}
+
+var noKeys = &keySet{}
+
+// usable is the set of keys, none if they were read too long ago.
+func (t *Tokens) usable(now time.Time) *keySet {
+	set := t.set.Load()
+	if !set.at.IsZero() && now.Sub(set.at) > t.o.MaxAge {
+		return noKeys
+	}
+	return set
 }
 
 // trust is a token that has been found good.
@@ -89,6 +104,9 @@ type trust struct {
 func NewTokens(o TokenOptions) (*Tokens, error) {
 	if o.Refresh == 0 {
 		o.Refresh = 15 * time.Minute
+	}
+	if o.MaxAge == 0 {
+		o.MaxAge = 24 * time.Hour
 	}
 	if o.Now == nil {
 		o.Now = time.Now
@@ -151,8 +169,8 @@ func (t *Tokens) Close() {
 	t.wg.Wait()
 }
 
-// Ready reports whether there are keys.
-func (t *Tokens) Ready() bool { return len(t.set.Load().all) > 0 }
+// Ready reports whether there are keys, and they were not read too long ago.
+func (t *Tokens) Ready() bool { return len(t.usable(t.o.Now()).all) > 0 }
 
 // lookNow begins a look at the URL, unless one is under way, and returns what is closed when it is done.
 func (t *Tokens) lookNow() <-chan struct{} {
@@ -175,6 +193,7 @@ func (t *Tokens) lookNow() <-chan struct{} {
 		defer close(done)
 		set, err := t.fetch(t.ctx)
 		if err == nil {
+			set.at = t.o.Now()
 			t.set.Store(set)
 		}
 		if t.o.OnKeys != nil && t.ctx.Err() == nil {
@@ -264,7 +283,7 @@ func (s *keySet) key(token *jwt.Token) (any, error) {
 
 // authorize returns whose token it is, or nil. sum is the token's hash.
 func (t *Tokens) authorize(token []byte, sum [32]byte, now time.Time) *caller.Caller {
-	set := t.set.Load()
+	set := t.usable(now)
 	// Fast path: it was good a moment ago, and the keys are the same.
 	if k, ok := t.known.Get(sum); ok && k.set == set && now.Before(k.end) {
 		return k.who
@@ -274,7 +293,7 @@ func (t *Tokens) authorize(token []byte, sum [32]byte, now time.Time) *caller.Ca
 	}
 	who, end, err := t.check(token, set)
 	if errors.Is(err, errUnknownKey) && t.lookForUnknown(now) {
-		set = t.set.Load()
+		set = t.usable(now)
 		who, end, err = t.check(token, set)
 	}
 	if err != nil {

@@ -281,6 +281,36 @@ func TestKeyRotation(t *testing.T) {
 	}
 }
 
+// While the provider is down its keys count for a while, and no longer; those of tokens that were found good just before neither.
+func TestKeysAge(t *testing.T) {
+	c := newClock()
+	a := ecKey(t)
+	p := newProvider(t, publish(t, map[string]crypto.Signer{"a": a}))
+	ring, tok := keyring(t, c, TokenOptions{URL: p.URL, Refresh: time.Hour, MaxAge: 2 * time.Hour, TenantClaim: "org"})
+	tok.Start()
+	<-tok.lookNow()
+	is := func(what string, want bool) {
+		t.Helper()
+		token := []byte(sign(t, jwt.SigningMethodES256, a, "a", claims(c)))
+		for range 2 { // the second time it is known
+			if got := ring.Authorize(token) != nil; got != want || tok.Ready() != want {
+				t.Errorf("%s: accepted %v, ready %v; want %v", what, got, tok.Ready(), want)
+			}
+		}
+	}
+	is("up", true)
+	p.serve(nil, true)
+	c.advance(2*time.Hour - time.Second)
+	<-tok.lookNow()
+	is("down for a while", true)
+	c.advance(2 * time.Second)
+	is("down for too long", false)
+	p.serve(publish(t, map[string]crypto.Signer{"a": a}), false)
+	c.advance(lookAgain)
+	<-tok.lookNow()
+	is("up again", true)
+}
+
 func TestTokensAreBounded(t *testing.T) {
 	c := newClock()
 	k := ecKey(t)

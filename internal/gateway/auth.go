@@ -63,13 +63,13 @@ func (g *Gateway) newTokens(j *config.JWT) (*tokens, error) {
 	var told string // what went wrong, so that it is said once
 	var err error
 	t.Tokens, err = auth.NewTokens(auth.TokenOptions{
-		Issuer: j.Issuer, Audience: j.Audience, URL: j.JWKSURL, Set: t.set, Refresh: j.Refresh, Leeway: j.Leeway,
+		Issuer: j.Issuer, Audience: j.Audience, URL: j.JWKSURL, Set: t.set, Refresh: j.Refresh, MaxAge: j.MaxAge, Leeway: j.Leeway,
 		TenantClaim: j.TenantClaim, ModelsClaim: j.ModelsClaim, ClassClaim: j.ClassClaim,
 		OnKeys: func(n int, err error) { // one look at a time
 			switch {
 			case err != nil && told != err.Error():
 				told = err.Error()
-				g.log.Warn("the keys of the identity provider cannot be read; those that are known stay", zap.String("url", j.JWKSURL), zap.Error(err))
+				g.log.Warn("the keys of the identity provider cannot be read; those that are known stay for a while", zap.String("url", j.JWKSURL), zap.Duration("max_age_seconds", j.MaxAge), zap.Error(err))
 			case err == nil && told != "":
 				told = ""
 				g.log.Info("the keys of the identity provider can be read again", zap.String("url", j.JWKSURL), zap.Int("keys", n))
@@ -120,7 +120,7 @@ func (g *Gateway) authMissing() []string {
 	if t := g.ring.Load(); t != nil && t.Ready() {
 		return nil
 	}
-	return []string{"the keys of the identity provider have not been read yet"}
+	return []string{"the keys of the identity provider have not been read yet, or too long ago"}
 }
 
 // probeAuth reads the provider's keys once and says what is wrong with them.
