@@ -131,15 +131,16 @@ func (x *exchange) splice() *failure {
 	if t == nil {
 		return nil
 	}
-	rename := len(x.peek.Model) > 0 && t.Name != string(x.peek.Model)
-	if rename && x.route.Kind == openai.KindMultipart && !formSafe(t.Name) {
-		return &failure{outcome: Internal, message: "the model can't be named in a form", err: fmt.Errorf("model %q holds a line end", t.Name)}
+	name := x.wireName(t)
+	rename := len(x.peek.Model) > 0 && name != string(x.peek.Model)
+	if rename && x.route.Kind == openai.KindMultipart && !formSafe(name) {
+		return &failure{outcome: Internal, message: "the model can't be named in a form", err: fmt.Errorf("model %q holds a line end", name)}
 	}
 	x.name = bytesOf(t.Name)
 	if !rename && !x.addUsage {
 		return nil
 	}
-	size := int64(x.body.n + 6*len(t.Name) + len(`,"stream_options":{"include_usage":true}`) + 2)
+	size := int64(x.body.n + 6*len(name) + len(`,"stream_options":{"include_usage":true}`) + 2)
 	// What is small next to the connection's own memory isn't counted.
 	if size > firstBodyBytes {
 		if !x.h.budget.acquire(size) {
@@ -151,13 +152,25 @@ func (x *exchange) splice() *failure {
 	dst, facts := x.splicedBuf.b[:0], &x.peek.Facts
 	switch {
 	case rename && x.addUsage:
-		x.spliced = openai.SpliceModelIncludeUsage(dst, x.body.bytes(), facts, t.Name)
+		x.spliced = openai.SpliceModelIncludeUsage(dst, x.body.bytes(), facts, name)
 	case rename:
-		x.spliced = openai.SpliceModel(dst, x.body.bytes(), facts, t.Name)
+		x.spliced = openai.SpliceModel(dst, x.body.bytes(), facts, name)
 	default:
 		x.spliced = openai.SpliceIncludeUsage(dst, x.body.bytes(), facts)
 	}
 	return nil
+}
+
+// wireName is what t is called in a request to its endpoints. SGLang takes an adapter's own name for the base model's, and
+// answers without the adapter: there it is base:adapter.
+func (x *exchange) wireName(t *pool.Target) string {
+	if !t.Adapter || len(t.Rows) == 0 || int(t.Rows[0]) >= len(x.snapshot.Rows) {
+		return t.Name
+	}
+	if l := x.snapshot.Rows[t.Rows[0]].Load; l == nil || l.Dialect != "sglang" {
+		return t.Name
+	}
+	return t.Base + ":" + t.Name
 }
 
 func (x *exchange) releaseSpliced() {

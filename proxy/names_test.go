@@ -41,6 +41,24 @@ func asked(t testing.TB, m *mock) string {
 
 func body(model string) string { return strings.Replace(plainBody, `"m"`, fmt.Sprintf("%q", model), 1) }
 
+// SGLang wants adapters called base:adapter, and answers for the base model otherwise.
+func TestAdapterNameForSGLang(t *testing.T) {
+	p, q := newMock(t, chat), newMock(t, chat)
+	g := twoPools(t, p, q)
+	f := func(model, want string) {
+		t.Helper()
+		if a := g.do(body(model)); a.StatusCode != 200 || asked(t, p) != want {
+			t.Errorf("%s: %d, asked for %q; want %q", model, a.StatusCode, asked(t, p), want)
+		}
+	}
+	f("sql", "sql")
+	e := g.table.Load().Rows[0].Endpoint
+	g.table.Observe(e, pool.Observation{Load: &pool.Load{Dialect: "sglang"}, At: g.now(), Before: e.Booked()})
+	f("sql", "m:sql")
+	f("m:sql", "m:sql")
+	f("m", "m")
+}
+
 func TestNames(t *testing.T) {
 	p, q := newMock(t, chat), newMock(t, chat)
 	g := twoPools(t, p, q, withNames(names.Options{
