@@ -59,19 +59,23 @@ func TestAutoHoldsItsGround(t *testing.T) {
 	const chats = 1500
 	rate := Options{Rate: 9.5}
 	auto := run("conversation", chats, "auto", rate)
-	atMost("conversation, of the oracle", auto, run("conversation", chats, "oracle", rate), 1.5)
-	atMost("conversation, of llm-d", auto, run("conversation", chats, "llm-d", rate), 0.75)
+	atMost("conversation, of the oracle", auto, run("conversation", chats, "oracle", rate), 1.3)
+	atMost("conversation, of llm-d", auto, run("conversation", chats, "llm-d", rate), 0.65)
 	old, many, silent, wrong := rate, rate, rate, rate
 	old.ScrapeEvery, many.Gateways, silent.NotStreamed, wrong.EstimateError = 5*time.Second, 4, true, 0.3
 	atMost("scrapes 5 s old, of fresh ones", run("conversation", chats, "auto", old), auto, 1.15)
-	atMost("estimates ±30 %, of right ones", run("conversation", chats, "auto", wrong), auto, 1.5)
-	atMost("not streamed, of streamed", run("conversation", chats, "auto", silent), auto, 1.8)
+	atMost("estimates ±30 %, of right ones", run("conversation", chats, "auto", wrong), auto, 1.25)
+	atMost("not streamed, of streamed", run("conversation", chats, "auto", silent), auto, 1.4)
 	many.Rate = 6
-	atMost("4 gateways, of llm-d's", run("conversation", chats, "auto", many), run("conversation", chats, "llm-d", many), 1.1)
+	atMost("4 gateways, of llm-d's", run("conversation", chats, "auto", many), run("conversation", chats, "llm-d", many), 0.9)
 
 	const agents = 1500
 	rate = Options{Rate: 20}
 	atMost("tool, of the oracle", run("tool", agents, "auto", rate), run("tool", agents, "oracle", rate), 1.15)
+	// Long documents: one endpoint that is taken for slow, or copied from, begins a spiral (docs/adr/0006).
+	const questions = 3000
+	rate = Options{Rate: 8}
+	atMost("rag, of the oracle", run("rag", questions, "auto", rate), run("rag", questions, "oracle", rate), 1.5)
 	const shorts = 3000
 	rate = Options{Rate: 140}
 	atMost("short, of least_requests", run("short", shorts, "auto", rate), run("short", shorts, "least_requests", rate), 1.05)
@@ -80,7 +84,7 @@ func TestAutoHoldsItsGround(t *testing.T) {
 	rate = Options{Rate: 38}
 	within("lora128", run("lora128", adapters, "auto", rate), 0.93)
 	rate.Gateways = 4
-	within("lora128, 4 gateways", run("lora128", adapters, "auto", rate), 0.55) // while caches are cold
+	within("lora128, 4 gateways", run("lora128", adapters, "auto", rate), 0.6) // while caches are cold
 }
 
 // A study of almost nothing has every table and plot.
