@@ -136,7 +136,7 @@ const (
 	// typicalGain is how far a sample moves the rate that endpoints are compared by, as a share of it, once there are many; and
 	// typicalSamples are enough to compare. It is their median: prefills are slowed by waiting for space and hastened by cached
 	// blocks that nobody knew of, by factors. Compared by means, endpoints that were full for a while looked slow, were avoided,
-	// and what they had cached was computed once more elsewhere, which made those full (docs/adr/0006-compare-by-medians.md).
+	// and what they had cached was computed once more elsewhere, which made those full (docs/adr/0007-compare-by-medians.md).
 	typicalGain    = 0.01
 	typicalSamples = 32
 	// slownessBand is how far an endpoint's learned slowness may be from what is believed of it without changing that, and

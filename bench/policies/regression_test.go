@@ -72,7 +72,7 @@ func TestAutoHoldsItsGround(t *testing.T) {
 	const agents = 1500
 	rate = Options{Rate: 20}
 	atMost("tool, of the oracle", run("tool", agents, "auto", rate), run("tool", agents, "oracle", rate), 1.15)
-	// Long documents: one endpoint that is taken for slow, or copied from, begins a spiral (docs/adr/0006).
+	// Long documents: one endpoint that is taken for slow, or copied from, begins a spiral (docs/adr/0007).
 	const questions = 3000
 	rate = Options{Rate: 8}
 	atMost("rag, of the oracle", run("rag", questions, "auto", rate), run("rag", questions, "oracle", rate), 1.5)
