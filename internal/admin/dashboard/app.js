@@ -214,7 +214,9 @@ function drawFigures() {
   figure("out", count(all.output_tokens_per_second), "tokens/s", "as servers count");
   figure("errors", errors == null ? unknown : split(percent(errors, errors > 0 && errors < 0.1 ? 1 : 0))[0], errors == null ? "" : "%", "in the last minute");
   setClass(figureNodes.errors.value, "value" + (errors > 0.01 ? " bad" : ""));
-  figure("flight", count(state.gateway.in_flight), "requests", `${count(waiting)} queued, ${count(foreign)} foreign`);
+  const held = (state.waiting || []).reduce((n, r) => n + (r.waiting || 0), 0); // for admission
+  figure("flight", count(state.gateway.in_flight), "requests", held > 0
+    ? `${count(held)} held here, ${count(waiting)} queued there` : `${count(waiting)} queued, ${count(foreign)} foreign`);
   const kv = kvCap ? kvUsed / kvCap : null;
   figure("kv", kv == null ? unknown : Math.round(kv * 100), kv == null ? "" : "%", kvCap ? count(free) + " tokens free" : "no endpoint tells");
   figureNodes.kv.bar.style.width = (kv || 0) * 100 + "%";
@@ -433,7 +435,7 @@ function drawEndpoints() {
   empty.hidden = order.length > 0;
   if (order.length === 0) {
     setText(empty, state.endpoints.length === 0
-      ? "No endpoint is known.\n" + (state.gateway.missing.join("\n") || "Discovery has found none yet.") + "\n/debug/sources tells how discovery is doing."
+      ? "No endpoint is known.\n" + (state.gateway.missing.filter((m) => m !== "no endpoint is known").join("\n") || "Discovery has found none yet.") + "\nkvgate endpoints tells how each source is doing."
       : "No endpoint matches. " + (state.filter || state.chip !== "all" || state.pool ? "Clear the filter to see all " + state.endpoints.length + "." : ""));
   }
 }
