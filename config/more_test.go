@@ -474,3 +474,31 @@ func TestPipes(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Files that will be written need a directory; one that is not here may be elsewhere, so it is a warning, with its place.
+func TestPlacesThatAreNotThere(t *testing.T) {
+	for path, line := range map[string]string{
+		"log.file":            "log: {file: gone/kvgate.log}",
+		"state.file":          "state: {file: gone/state}",
+		"record.file":         "record: {file: gone/record.jsonl}",
+		"usage.file":          "usage: {file: gone/usage.jsonl}",
+		"usage.webhook.spool": `usage: {webhook: {url: "http://127.0.0.1:9/", spool: gone/spool}}`,
+	} {
+		for there, want := range map[string]int{"gone/": 1, "": 0} {
+			text := strings.ReplaceAll(line, "gone/", there) + "\npools: [{name: p, discovery: {static: [\"http://127.0.0.1:8000\"]}}]\n"
+			c, err := Parse(filepath.Join(t.TempDir(), "c.yaml"), []byte(text), testOptions())
+			if err != nil {
+				t.Fatalf("%s: %v", path, err)
+			}
+			n := 0
+			for _, w := range c.Warnings() {
+				if w.Path == path && w.Line == 1 && strings.Contains(w.Message, "no directory") {
+					n++
+				}
+			}
+			if n != want {
+				t.Errorf("%s in %q: warnings %v; want %d of a directory", path, there, c.Warnings(), want)
+			}
+		}
+	}
+}

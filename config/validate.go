@@ -7,11 +7,14 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"net/url"
 	"os"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -115,6 +118,32 @@ func (d *decoder) validate() {
 	d.quotas()
 	d.usage()
 	d.record()
+	d.places()
+}
+
+// places warns of files that are to be written into directories that are not there: the gateway may run elsewhere, but if it
+// runs here it will say so only when it needs them.
+func (d *decoder) places() {
+	c := d.root
+	files := map[string]string{"log.file": c.Log.File, "state.file": c.State.File}
+	if c.Record != nil {
+		files["record.file"] = c.Record.File
+	}
+	if c.Usage != nil {
+		files["usage.file"] = c.Usage.File
+		if c.Usage.Webhook != nil {
+			files["usage.webhook.spool"] = c.Usage.Webhook.Spool
+		}
+	}
+	for _, path := range slices.Sorted(maps.Keys(files)) {
+		if files[path] == "" || d.bad[path] {
+			continue
+		}
+		dir := filepath.Dir(files[path])
+		if fi, err := os.Stat(dir); err != nil || !fi.IsDir() {
+			d.warn(path, "there is no directory "+strconv.Quote(clip(dir))+" here to write it into", "make it, writable by the user that kvgate runs as; under systemd, StateDirectory and LogsDirectory do")
+		}
+	}
 }
 
 // first returns the first of the paths that the file says, or simply the first.

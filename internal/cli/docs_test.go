@@ -164,6 +164,7 @@ func parses(words []string) error {
 func TestDocumentedConfigurations(t *testing.T) {
 	t.Setenv("VLLM_API_KEY", "test")
 	t.Setenv("BILLING_TOKEN", "test")
+	t.Setenv("REDIS_PASSWORD", "test")
 	n := 0
 	for name, page := range pages(t) {
 		for _, f := range fences(name, page) {

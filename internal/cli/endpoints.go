@@ -80,7 +80,7 @@ func sourceTable(w io.Writer, sources []discovery.Status, now time.Time) error {
 
 // stateReasons say who is behind a state that no error tells of.
 var stateReasons = map[string]string{
-	"draining":  "by an action on the admin listener (dashboard or POST /-/drain); POST /-/readmit?endpoint=ID undoes it",
+	"draining":  "by kvgate drain or the dashboard; kvgate readmit and its name undo it",
 	"not_ready": "discovery says so",
 	"asleep":    "the server says so",
 }

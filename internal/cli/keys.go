@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -116,10 +117,19 @@ func addKey(file, entry string) error {
 	if _, err := config.ParseKeys(file, text, gateway.ConfigOptions()); err != nil {
 		return withTry(fmt.Errorf("%s would not be valid with the new entry at its end:\n%w", file, err), "kvgate keys new without --file, and add what it prints by hand")
 	}
-	// A reader sees the file before or after, never half of it.
+	if real, err := filepath.EvalSymlinks(file); err == nil {
+		file = real
+	}
+	// A reader sees the file before or after, never half of it. Who could read it still can.
 	tmp := file + ".new"
 	if err := os.WriteFile(tmp, text, 0o600); err != nil {
 		return err
+	}
+	if fi, err := os.Stat(file); err == nil {
+		if err := errors.Join(ownAs(tmp, fi), os.Chmod(tmp, fi.Mode().Perm())); err != nil {
+			_ = os.Remove(tmp)
+			return withTry(err, "kvgate keys new as the owner of the file, or without --file, and add what it prints by hand")
+		}
 	}
 	return os.Rename(tmp, file)
 }

@@ -296,15 +296,17 @@ func (g *Gateway) Run(ctx context.Context) (Result, error) {
 			}
 		})
 	}
-	if err := errors.Join(g.startUsage(), g.startRecord()); err != nil {
-		return Result{}, err
-	}
 	// The admin listener first: whoever waits for readiness can ask what is missing.
 	adminLn, err := g.listenAdmin(cfg)
 	if err != nil {
 		return Result{}, err
 	}
-	if err := g.tryToListen(cfg); err != nil {
+	err = g.tryToListen(cfg)
+	if err == nil {
+		// Only now: until then another gateway may be at work with the same files.
+		err = errors.Join(g.startUsage(), g.startRecord())
+	}
+	if err != nil {
 		_ = adminLn.Close()
 		return Result{}, err
 	}

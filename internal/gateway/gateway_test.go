@@ -640,6 +640,9 @@ func TestStopBeforeReady(t *testing.T) {
 func TestAddressInUseIsAnError(t *testing.T) {
 	a := sim(t, modelsim.Options{})
 	text := strings.Replace(header, "listen: 127.0.0.1:0\n", "listen: '"+a.Addr()+"'\n", 1)
+	// Files that are appended to are left alone: they are those of the gateway that has the address.
+	dir := t.TempDir()
+	text += "record: {file: " + filepath.Join(dir, "record.jsonl") + "}\nusage: {file: " + filepath.Join(dir, "usage.jsonl") + "}\n"
 	cfg, err := config.Parse("config.yaml", []byte(text+onePool(a.URL())), ConfigOptions())
 	if err != nil {
 		t.Fatal(err)
@@ -650,6 +653,9 @@ func TestAddressInUseIsAnError(t *testing.T) {
 	}
 	if _, err := g.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "listen: "+a.Addr()+" is in use") {
 		t.Errorf("%v; want one that names the key", err)
+	}
+	if files, _ := os.ReadDir(dir); len(files) > 0 {
+		t.Errorf("a gateway that could not start made %v", files)
 	}
 }
 
