@@ -262,6 +262,9 @@ func (r *run) firstModel(ctx context.Context, t *Target) (string, error) {
 		return "", fmt.Errorf("no model is named, and %s does not say which it has: %w", t.URL, err)
 	}
 	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden {
+		return "", fmt.Errorf("%s answered %d: it wants a key, or another one (--key-file FILE, or --key-env NAME)", t.path("/models"), resp.StatusCode)
+	}
 	data, err := io.ReadAll(io.LimitReader(resp.Body, 8<<20))
 	var list struct{ Data []struct{ ID string } }
 	if err != nil || resp.StatusCode != http.StatusOK || json.Unmarshal(data, &list) != nil || len(list.Data) == 0 {

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"encoding/csv"
 	"encoding/json"
 	"fmt"
@@ -28,16 +29,24 @@ const (
 )
 
 // verdict says in words how far the simulation is off.
-func (c *Comparison) verdict() string {
+func (c *Comparison) verdict(calibrated *Calibration) string {
+	hint := func(s string) string {
+		if calibrated != nil {
+			return ""
+		}
+		return s
+	}
 	switch off := c.Off(); {
 	case off == 0:
 		return "No streamed answer was recorded, so nothing says how well times to the first token are simulated."
 	case off <= closeFactor:
 		return fmt.Sprintf("The simulation is close: times to the first token are within a factor of %.2f of what was measured.", off)
 	case off <= roughFactor:
-		return fmt.Sprintf("The simulation is rough: times to the first token are off by a factor of %.2f. Believe which is better and where it breaks rather than seconds; --calibrate fits the servers.", off)
+		return fmt.Sprintf("The simulation is rough: times to the first token are off by a factor of %.2f. Believe which is better and where it breaks rather than seconds%s.", off, hint("; --calibrate fits the servers"))
 	default:
-		return fmt.Sprintf("The simulation is far off: times to the first token by a factor of %.1f. These are not your servers, or others use them too: choose --profile, or --calibrate, before you believe anything below.", off)
+		return fmt.Sprintf("The simulation is far off: times to the first token by a factor of %.1f. %s", off,
+			cmp.Or(hint("These are not your servers, or others use them too: choose --profile, or --calibrate, before you believe anything below."),
+				"Other speeds don't explain it: others use the servers too, adapters were loaded before the record began, or it is too short."))
 	}
 }
 
@@ -129,7 +138,7 @@ func (rep *Report) writeComparison(out io.Writer) {
 	line("measured", &c.Measured)
 	line("simulated", &c.Simulated)
 	_ = tw.Flush()
-	fmt.Fprintln(out, c.verdict())
+	fmt.Fprintln(out, c.verdict(rep.Calibration))
 }
 
 func endpoints(n int) string {

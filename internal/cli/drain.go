@@ -1,13 +1,18 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
+	"strings"
 
 	"github.com/spf13/cobra"
+
+	"kvgate/config"
+	"kvgate/pool"
 )
 
 func newDrain(e *env) *cobra.Command {
@@ -39,6 +44,8 @@ func drainCommand(e *env, path string, c *cobra.Command, done, already string) *
 			return err
 		case status == http.StatusUnauthorized, status == http.StatusForbidden:
 			return withTry(errors.New(firstLine(data)), "%s --token-file FILE, or the token in the environment variable KVGATE_ADMIN_TOKEN", c.CommandPath())
+		case status == http.StatusNotFound && strings.Contains(firstLine(data), "there is no endpoint"):
+			return withTry(errors.New(firstLine(data)), "%s", nearest(c.Context(), &a, c.CommandPath(), args[0]))
 		case status != http.StatusOK:
 			return errors.New(firstLine(data))
 		}
@@ -58,4 +65,23 @@ func drainCommand(e *env, path string, c *cobra.Command, done, already string) *
 	adminFlags(c, &a)
 	tokenFlag(c, e, &a)
 	return c
+}
+
+// nearest is the command with the endpoint that was meant: one whose id is spelled alike, or ends in what was given.
+func nearest(ctx context.Context, a *adminClient, command, given string) string {
+	var v pool.View
+	if a.get(ctx, "/debug/snapshot", &v) == nil {
+		var ids []string
+		for i := range v.Endpoints {
+			id := v.Endpoints[i].ID
+			if strings.HasSuffix(id, "/"+given) {
+				return command + " " + id
+			}
+			ids = append(ids, id)
+		}
+		if id := config.Suggest(given, ids); id != "" {
+			return command + " " + id
+		}
+	}
+	return "kvgate endpoints"
 }
