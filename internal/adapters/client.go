@@ -126,11 +126,12 @@ func judge(status int, answer []byte) error {
 	if len(e.Message) > 500 {
 		e.Message = e.Message[:500] + "…"
 	}
-	route := object && a.Detail != nil || !object // FastAPI's own answer, or one that isn't an API's: nobody is there to load
+	off := strings.Contains(e.Message, "LoRA is not enabled") // SGLang without --enable-lora
+	route := object && a.Detail != nil || !object             // FastAPI's own answer, or one that isn't an API's: nobody is there to load
 	switch {
-	case (status == http.StatusNotFound || status == http.StatusMethodNotAllowed) && route:
+	case (status == http.StatusNotFound || status == http.StatusMethodNotAllowed) && route, status == http.StatusBadRequest && off:
 		e.Fault = Unsupported
-		e.Message = "the server doesn't load adapters at run time (vLLM: --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True)"
+		e.Message = "the server doesn't load adapters at run time (vLLM: --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True; SGLang: --enable-lora)"
 	case status == http.StatusBadRequest, status == http.StatusNotFound, status == http.StatusUnprocessableEntity, status == http.StatusOK:
 		e.Fault = AtAdapter
 	}

@@ -29,6 +29,7 @@ func TestAnswers(t *testing.T) {
 	f("SGLang loads", 200, `{"success":true,"error_message":null,"loaded_adapters":{"a":"/p"}}`, NoFault, "")
 	f("SGLang refuses", 400, `{"success":false,"error_message":"LoRA adapter a is already loaded","loaded_adapters":{"a":"/p"}}`, AtAdapter, "already loaded")
 	f("SGLang fails in a 200", 200, `{"success":false,"error_message":"no such rank"}`, AtAdapter, "no such rank")
+	f("SGLang without LoRA", 400, `{"success":false,"error_message":"LoRA is not enabled. Please set `+"`--enable-lora`"+` to enable LoRA.","loaded_adapters":{}}`, Unsupported, "--enable-lora")
 	f("vLLM has no such path", 404, `{"error":{"message":"Loading lora a failed: No adapter found for /p","type":"NotFoundError","param":null,"code":404}}`, AtAdapter, "No adapter found")
 	f("vLLM before 0.10.1", 400, `{"object":"error","message":"Both 'lora_name' and 'lora_path' must be provided.","type":"InvalidUserInput","param":null,"code":400}`, AtAdapter, "Both")
 	f("vLLM without the routes", 404, `{"detail":"Not Found"}`, Unsupported, "VLLM_ALLOW_RUNTIME_LORA_UPDATING")

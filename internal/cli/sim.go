@@ -27,13 +27,15 @@ func newSim(e *env) *cobra.Command {
 	var faults []string
 	c := &cobra.Command{
 		Use:   "sim [flags]",
-		Short: "Run simulated model servers that behave like vLLM on a GPU",
+		Short: "Run simulated model servers that behave like vLLM or SGLang on a GPU",
 		Long: `Run simulated model servers: vLLM's API, metrics, batching, KV cache, prefix cache and adapters at the speed of a real
-GPU, without one. POST /sim/faults on a server makes it fail in many ways while it runs.
+GPU, without one. With --dialect sglang they speak as SGLang does: its names of metrics, adapters as base:adapter, loaded through
+/load_lora_adapter, errors inside of streams. POST /sim/faults on a server makes it fail in many ways while it runs.
 
 Profiles: ` + strings.Join(modelsim.ProfileNames(), ", "),
 		Example: `  kvgate sim
   kvgate sim -n 4 --profile 8b-h100 --adapter sql --adapter chat --speedup 10
+  kvgate sim -n 2 --dialect sglang --max-loras 8 --max-queued 100
   kvgate sim --fault '{"kind":"slow","delay_seconds":2}'`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -51,6 +53,12 @@ Profiles: ` + strings.Join(modelsim.ProfileNames(), ", "),
 			if !slices.Contains(modelsim.ProfileNames(), o.Profile) {
 				return notOneOf(c, "profile", o.Profile, modelsim.ProfileNames())
 			}
+			if !slices.Contains(modelsim.Dialects(), dialect) {
+				return notOneOf(c, "dialect", dialect, modelsim.Dialects())
+			}
+			if o.MaxQueued < 0 || o.MaxQueued > 0 && o.Dialect != modelsim.DialectSGLang {
+				return usage("kvgate sim --dialect sglang --max-queued 100", "--max-queued %d; want a limit above 0, with --dialect sglang", o.MaxQueued)
+			}
 			if o.Speedup <= 0 {
 				return usage("kvgate sim --speedup 10", "--speedup %g; want a number above 0", o.Speedup)
 			}
@@ -67,7 +75,8 @@ Profiles: ` + strings.Join(modelsim.ProfileNames(), ", "),
 	fl.StringSliceVar(&o.Models, "model", nil, "name of the base model, repeatable for several names of it (default meta-llama/Llama-3.1-8B-Instruct)")
 	fl.StringSliceVar(&o.Adapters, "adapter", nil, "LoRA adapter that is servable, repeatable")
 	fl.IntVar(&o.MaxLoras, "max-loras", 0, "adapters that fit into one batch (default 4 with adapters)")
-	fl.IntVar(&o.MaxCPULoras, "max-cpu-loras", 0, "adapters that stay in host memory (default --max-loras)")
+	fl.IntVar(&o.MaxCPULoras, "max-cpu-loras", 0, "adapters that stay in host memory (default --max-loras; sglang: no limit)")
+	fl.IntVar(&o.MaxQueued, "max-queued", 0, "requests that wait before others are refused, with --dialect sglang (default no limit)")
 	fl.StringVar(&o.AdapterRoot, "adapter-root", "", "directory that adapters can be loaded from at run time (default anywhere)")
 	fl.Float64Var(&o.Speedup, "speedup", 1, "divides every time")
 	fl.IntVar(&o.KVTokens, "kv-tokens", 0, "size of the KV cache in tokens (default the profile's)")
@@ -75,12 +84,12 @@ Profiles: ` + strings.Join(modelsim.ProfileNames(), ", "),
 	fl.BoolVar(&o.EndsEarly, "ends-early", false, "take max_tokens as a bound, as people's answers do, rather than as the length")
 	fl.Float64Var(&fill, "fill", 0, "share of the KV cache that others keep in use, 0 to 1")
 	fl.StringArrayVar(&faults, "fault", nil, "a fault to begin with: a kind, or a JSON object; repeatable")
-	fl.StringVar(&dialect, "dialect", string(modelsim.DialectVLLM), "vllm or vllm-0.8 (older names of metrics)")
+	fl.StringVar(&dialect, "dialect", string(modelsim.DialectVLLM), "vllm, vllm-0.8 (older names of metrics) or sglang")
 	fl.StringVar(&o.APIKey, "api-key", "", "key that requests below /v1 must carry (default none)")
 	fl.Uint64Var(&o.Seed, "seed", 0, "changes drawn lengths and words")
 	fl.BoolVar(&o.AllowRemote, "allow-remote", false, "listen on addresses that are not loopback")
 	complete(c, "profile", modelsim.ProfileNames()...)
-	complete(c, "dialect", string(modelsim.DialectVLLM), string(modelsim.DialectVLLM08))
+	complete(c, "dialect", modelsim.Dialects()...)
 	return c
 }
 

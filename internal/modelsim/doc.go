@@ -6,8 +6,8 @@
 // no goroutine, no wall clock, no randomness; time is an argument, so the same
 // engine runs in virtual time over a million requests and behind sockets.
 //
-// [Server] puts one Engine behind vLLM's HTTP surface in real time, with knobs
-// for every way we know a model server to fail.
+// [Server] puts one Engine behind vLLM's or SGLang's HTTP surface in real time,
+// with knobs for every way we know a model server to fail.
 //
 // The package must not import any other package of kvgate: what it speaks is
 // the model servers' contract, not ours, and a shared misreading would hide in

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -628,6 +629,34 @@ func (e *Engine) LoadAdapter(id int32, now time.Duration) time.Duration {
 		e.extraLoad += d
 	}
 	return d
+}
+
+// LoadAdapterToHost reads an adapter into host memory, as SGLang does at a call
+// of /load_lora_adapter, and returns the time it costs the next step.
+func (e *Engine) LoadAdapterToHost(id int32) time.Duration {
+	e.lora.grow(id)
+	if e.opt.MaxLoras == 0 || slices.Contains(e.lora.cpu, id) {
+		return 0
+	}
+	e.lora.cpu = append(e.lora.cpu, id)
+	e.stats.AdapterDiskLoads++
+	d := e.opt.AdapterDiskLoad
+	if e.stepping || len(e.running)+e.queued() > 0 {
+		e.extraLoad += d
+	}
+	return d
+}
+
+// DropAdapter frees the memory of an adapter, and reports whether it could: no
+// request may be using it.
+func (e *Engine) DropAdapter(id int32) bool {
+	e.lora.grow(id)
+	if e.lora.inFlight[id] > 0 {
+		return false
+	}
+	drop := func(lru []int32) []int32 { return slices.DeleteFunc(lru, func(x int32) bool { return x == id }) }
+	e.lora.gpu, e.lora.cpu = drop(e.lora.gpu), drop(e.lora.cpu)
+	return true
 }
 
 // endStep counts what the step computed, samples, and drops what is finished.

@@ -123,7 +123,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	if x.beforeBody() {
 		return
 	}
-	if s.opt.APIKey != "" && strings.HasPrefix(r.URL.Path, "/v1") && r.Header.Get("Authorization") != "Bearer "+s.opt.APIKey {
+	if s.opt.APIKey != "" && s.surface.keyed(r.URL.Path) && r.Header.Get("Authorization") != "Bearer "+s.opt.APIKey {
 		x.json(http.StatusUnauthorized, `{"error":"Unauthorized"}`)
 		return
 	}
@@ -255,7 +255,7 @@ func (x *exchange) fail(e *apiError) {
 		x.json(e.status, `{"type":"error","error":{"type":`+quote(e.kind)+`,"message":`+quote(e.message)+`}}`)
 		return
 	}
-	x.json(e.status, `{"error":`+e.object()+"}")
+	x.json(e.status, x.s.surface.errorBody(x, e))
 }
 
 // readBody reads the request's JSON object. Keys are exact and the last of two
@@ -433,7 +433,11 @@ func (x *exchange) job(a *api) (*job, error) {
 
 // resolve turns a model name into an adapter's number, 0 for the base model. An
 // empty name becomes the default one.
-func (x *exchange) resolve(model *string, number *int32) *apiError {
+func (x *exchange) resolve(model *string, number *int32) error {
+	return x.s.surface.resolve(x, model, number)
+}
+
+func (x *exchange) vllmResolve(model *string, number *int32) error {
 	if *model == "" {
 		*model = x.s.opt.Models[0]
 	}
@@ -458,10 +462,10 @@ func (x *exchange) plan(j *job) *apiError {
 		p := &j.prompts[i]
 		n := p.tokens()
 		if n >= longest {
-			return &apiError{http.StatusBadRequest, "BadRequestError", fmt.Sprintf("This model's maximum context length is %d tokens. However, your request has %d input tokens. Please reduce the length of the input messages.", longest, n), ""}
+			return x.s.surface.tooLong(longest, n, 0)
 		}
 		if j.limit > 0 && n+j.limit > longest {
-			return &apiError{http.StatusBadRequest, "BadRequestError", fmt.Sprintf("This model's maximum context length is %d tokens. However, you requested %d tokens (%d in the messages, %d in the completion). Please reduce the length of the messages or completion.", longest, n+j.limit, n, j.limit), ""}
+			return x.s.surface.tooLong(longest, n, j.limit)
 		}
 		blocks := p.blocks(x.p.eng.kv.blockTokens, adapterName(j), j.salt)
 		seed := x.s.opt.Seed + uint64(i)
@@ -484,6 +488,14 @@ func (x *exchange) plan(j *job) *apiError {
 	return nil
 }
 
+// vllmTooLong is the error of a prompt of n tokens, or one that fits without the limit of the answer.
+func vllmTooLong(longest, n, limit int) *apiError {
+	if limit == 0 {
+		return badRequest("This model's maximum context length is %d tokens. However, your request has %d input tokens. Please reduce the length of the input messages.", longest, n)
+	}
+	return badRequest("This model's maximum context length is %d tokens. However, you requested %d tokens (%d in the messages, %d in the completion). Please reduce the length of the messages or completion.", longest, n+limit, n, limit)
+}
+
 func adapterName(j *job) string {
 	if j.adapter == 0 {
 		return ""
@@ -497,14 +509,14 @@ func (x *exchange) generate(a *api) error {
 	if err != nil {
 		return err
 	}
-	if x.fault.is(FaultQueueFull) && !x.stream {
-		return x.json(http.StatusServiceUnavailable, `{"object":"error","message":"The request queue is full.","type":"Service Unavailable","param":null,"code":503}`)
-	}
 	if err := x.plan(j); err != nil {
 		return err
 	}
+	if x.fault.is(FaultQueueFull) {
+		return x.refuse(queueFull)
+	}
 	if err := x.submit(j.call); err != nil {
-		return err
+		return x.refuse(err)
 	}
 	defer x.p.forget(j.call)
 	if x.stream && !x.fault.is(FaultJSONInStream) {
@@ -525,6 +537,9 @@ func (x *exchange) submit(c *call) error {
 	if err := x.p.submit(c); err != nil {
 		if errors.Is(err, ErrTooLong) {
 			return badRequest("This model's maximum context length is %d tokens. However, your request does not fit into the KV cache. Please reduce the length of the input messages.", x.p.eng.KVTokens())
+		}
+		if err == queueFull {
+			return err
 		}
 		return &apiError{http.StatusInternalServerError, "InternalServerError", err.Error(), ""}
 	}
@@ -626,10 +641,6 @@ func (x *exchange) streamed(j *job) error {
 	x.w.WriteHeader(http.StatusOK)
 	if err := x.rc.Flush(); err != nil {
 		return errGone
-	}
-	if x.fault.is(FaultQueueFull) {
-		x.raw(`data: {"error": {"object": "error", "message": "The request queue is full.", "type": "Service Unavailable", "param": null, "code": 503}}` + "\n\ndata: [DONE]\n\n")
-		return errCut
 	}
 	w := j.api.wire(x, j)
 	if err := w.begin(); err != nil {
@@ -978,12 +989,12 @@ func (x *exchange) metricsFault() bool {
 	f := x.fault
 	switch {
 	case f.is(FaultMetricsFrozen):
-		f.frozen.once.Do(func() { f.frozen.page = x.p.metricsPage() })
+		f.frozen.once.Do(func() { f.frozen.page = x.s.surface.page(x.p) })
 		x.w.Header().Set("Content-Type", metricsContentType)
 		x.w.Write(f.frozen.page)
 	case f.is(FaultMetricsHuge):
 		x.w.Header().Set("Content-Type", metricsContentType)
-		x.w.Write(x.p.metricsPage())
+		x.w.Write(x.s.surface.page(x.p))
 		line := []byte(strings.Repeat("vllm:padding_total{engine=\"0\",model_name=\"m\"} 1.0\n", 1000))
 		x.pour(f.bytes(), line)
 	case f.is(FaultMetricsGarbage):

@@ -20,24 +20,36 @@ func (x *exchange) manage() error {
 	if path == "/metrics" {
 		if !x.metricsFault() {
 			x.w.Header().Set("Content-Type", metricsContentType)
-			x.w.Write(x.p.metricsPage())
+			x.w.Write(x.s.surface.page(x.p))
 		}
 		return nil
 	}
 	if err := x.beforeHeaders(); err != nil {
 		return err
 	}
+	if x.r.Method+" "+path == "GET /v1/models" {
+		return x.json(http.StatusOK, x.models())
+	}
+	return x.s.surface.manage(x)
+}
+
+// alive answers a look at the server's health.
+func (x *exchange) alive(ok bool) error {
+	x.w.Header().Set("Content-Length", "0")
+	if !ok {
+		x.w.WriteHeader(http.StatusServiceUnavailable)
+	}
+	return nil
+}
+
+// vllmManage has vLLM's own routes.
+func (x *exchange) vllmManage() error {
+	path := x.r.URL.Path
 	switch x.r.Method + " " + path {
 	case "GET /health", "GET /ping", "POST /ping":
-		x.w.Header().Set("Content-Length", "0")
-		if x.p.isDead() {
-			x.w.WriteHeader(http.StatusServiceUnavailable)
-		}
-		return nil
+		return x.alive(!x.p.isDead())
 	case "GET /version":
 		return x.json(http.StatusOK, `{"version":"`+version+`"}`)
-	case "GET /v1/models":
-		return x.json(http.StatusOK, x.models())
 	case "GET /load":
 		x.p.mu.Lock()
 		n := len(x.p.calls)
@@ -79,11 +91,11 @@ func (x *exchange) manage() error {
 // adapters.
 func (x *exchange) models() string {
 	now := time.Now().Unix()
-	root := "/models/" + x.s.opt.Models[0]
+	root := x.s.surface.root + x.s.opt.Models[0]
 	var cards []string
 	card := func(id, root, parent, length string) {
-		cards = append(cards, fmt.Sprintf(`{"id":%s,"object":"model","created":%d,"owned_by":"vllm","root":%s,"parent":%s,"max_model_len":%s,"permission":[{"id":"modelperm-%016x","object":"model_permission","created":%d,"allow_create_engine":false,"allow_sampling":true,"allow_logprobs":true,"allow_search_indices":false,"allow_view":true,"allow_fine_tuning":false,"organization":"*","group":null,"is_blocking":false}]}`,
-			quote(id), now, quote(root), parent, length, mix(x.s.sequence.Add(1)), now))
+		cards = append(cards, fmt.Sprintf(`{"id":%s,"object":"model","created":%d,"owned_by":"%s","root":%s,"parent":%s,"max_model_len":%s,"permission":[{"id":"modelperm-%016x","object":"model_permission","created":%d,"allow_create_engine":false,"allow_sampling":true,"allow_logprobs":true,"allow_search_indices":false,"allow_view":true,"allow_fine_tuning":false,"organization":"*","group":null,"is_blocking":false}]}`,
+			quote(id), now, x.s.surface.owner, quote(root), parent, length, mix(x.s.sequence.Add(1)), now))
 	}
 	for _, name := range x.s.opt.Models {
 		card(name, root, "null", strconv.Itoa(x.s.maxModelTokens))
@@ -97,7 +109,7 @@ func (x *exchange) models() string {
 	return `{"object":"list","data":[` + strings.Join(cards, ",") + "]}"
 }
 
-// loadAdapter is POST /v1/load_lora_adapter.
+// loadAdapter is vLLM's POST /v1/load_lora_adapter.
 func (x *exchange) loadAdapter() error {
 	if err := x.readBody(); err != nil {
 		return err

@@ -16,6 +16,7 @@ type pageState struct {
 	byStop, byLength, aborted, errors uint64
 
 	lora   []loraSeries // every label set ever seen, as in vLLM
+	gauges sglangGauges
 	run    []int32
 	flight []int32
 }
@@ -83,7 +84,7 @@ func (s *pageState) adapterInfo(p *process) {
 	s.lora = append(s.lora, loraSeries{key, now})
 }
 
-// page renders /metrics as vLLM's Python front end does: prometheus_client's
+// metricsPage renders /metrics as vLLM's Python front end does: prometheus_client's
 // number format, labels sorted by name.
 func (p *process) metricsPage() []byte {
 	p.mu.Lock()
@@ -162,18 +163,7 @@ func (p *process) metricsPage() []byte {
 		{"vllm:e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", &p.page.e2e},
 		{"vllm:request_queue_time_seconds", "Histogram of time spent in WAITING phase for request.", &p.page.queue},
 	} {
-		w.family(h.name, "histogram", h.help)
-		sum := uint64(0)
-		for i, n := range h.h.counts {
-			sum += n
-			le := "+Inf"
-			if i < len(h.h.bounds) {
-				le = pythonFloat(h.h.bounds[i])
-			}
-			w.sample(h.name+"_bucket", with(`le="`+le+`"`), float64(sum))
-		}
-		w.sample(h.name+"_count", labels, float64(h.h.total))
-		w.sample(h.name+"_sum", labels, h.h.sum)
+		w.histogram(h.name, h.help, labels, with, h.h)
 	}
 	if p.s.opt.MaxLoras > 0 {
 		w.family("vllm:lora_requests_info", "gauge", "Running stats on lora requests.")
@@ -208,6 +198,22 @@ func (w *pageWriter) sample(name, labels string, v float64) {
 		w.b = append(append(append(w.b, '{'), labels...), '}')
 	}
 	w.b = append(append(append(w.b, ' '), pythonFloat(v)...), '\n')
+}
+
+// histogram writes h; with adds a label to labels.
+func (w *pageWriter) histogram(name, help, labels string, with func(string) string, h *histogram) {
+	w.family(name, "histogram", help)
+	sum := uint64(0)
+	for i, n := range h.counts {
+		sum += n
+		le := "+Inf"
+		if i < len(h.bounds) {
+			le = pythonFloat(h.bounds[i])
+		}
+		w.sample(name+"_bucket", with(`le="`+le+`"`), float64(sum))
+	}
+	w.sample(name+"_count", labels, float64(h.total))
+	w.sample(name+"_sum", labels, h.sum)
 }
 
 // pythonFloat formats v as prometheus_client for Python does.

@@ -26,11 +26,15 @@ type process struct {
 	calls     map[*call]struct{}
 	responses responseStore
 	page      pageState
+
+	updates sync.Mutex         // SGLang loads and unloads one adapter at a time
+	evicted map[string]adapter // SGLang's, by name: loaded once, and again when asked for
 }
 
 type adapter struct {
 	name, path string
 	number     int32
+	pinned     bool
 }
 
 // call is one HTTP request's work in the engine: a sequence for each choice.
@@ -62,7 +66,7 @@ func (s *Server) newProcess() (*process, error) {
 	opt := s.engineOptions
 	opt.Hooks = Hooks{
 		FirstToken: p.firstToken, Token: p.token, Finished: p.finished,
-		Step: func(StepInfo) { p.page.adapterInfo(p) },
+		Step: func(i StepInfo) { s.surface.step(p, i) },
 	}
 	eng, err := NewEngine(opt)
 	if err != nil {
@@ -73,7 +77,7 @@ func (s *Server) newProcess() (*process, error) {
 		p.register(name, "/adapters/"+name)
 	}
 	p.page.init()
-	p.page.adapterInfo(p)
+	s.surface.step(p, StepInfo{})
 	go p.loop()
 	return p, nil
 }
@@ -82,7 +86,7 @@ func (s *Server) newProcess() (*process, error) {
 func (p *process) register(name, path string) int32 {
 	n := int32(len(p.names))
 	p.names = append(p.names, name)
-	p.adapters = append(p.adapters, adapter{name, path, n})
+	p.adapters = append(p.adapters, adapter{name: name, path: path, number: n})
 	return n
 }
 
@@ -141,6 +145,9 @@ func (p *process) submit(c *call) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.now()
+	if most := p.s.opt.MaxQueued; most > 0 && p.eng.queued() >= most {
+		return queueFull
+	}
 	for i := range c.seqs {
 		if err := p.eng.Submit(&c.seqs[i].req, now); err != nil {
 			for j := range i {

@@ -14,13 +14,15 @@ import (
 	"time"
 )
 
-// Dialect is which server's surface a Server imitates where they differ.
+// Dialect is which server's surface a Server imitates where they differ; the
+// engine behind it is vLLM's in all of them.
 type Dialect string
 
 // The dialects.
 const (
 	DialectVLLM   Dialect = "vllm"     // vLLM 0.26, Python front end
 	DialectVLLM08 Dialect = "vllm-0.8" // vLLM 0.8.1: gpu_cache_usage_perc, no engine label
+	DialectSGLang Dialect = "sglang"   // SGLang 0.5.15 with --enable-metrics --enable-cache-report --page-size 16
 )
 
 // Options configures a Server. The zero value serves one 8B model on an H100, on
@@ -33,7 +35,8 @@ type Options struct {
 	Models []string
 	// Adapters are servable from the start. MaxLoras (default 4 with Adapters,
 	// else 0: adapters off) is how many fit in a batch, MaxCPULoras (default
-	// MaxLoras) how many stay in host memory.
+	// MaxLoras) how many stay in host memory. Of SGLang they are
+	// max_loras_per_batch and max_loaded_loras (default no limit).
 	Adapters              []string
 	MaxLoras, MaxCPULoras int
 	// NoRuntimeLoRA removes the routes that load and unload adapters.
@@ -74,6 +77,9 @@ type Options struct {
 	APIKey string
 	// Dialect defaults to DialectVLLM.
 	Dialect Dialect
+	// MaxQueued is SGLang's max_queued_requests: one that finds as many waiting
+	// is refused. 0: no limit, which vLLM always has.
+	MaxQueued int
 
 	// OnRequest, if set, sees each inference request's head and body as they
 	// came in. It runs in the request's goroutine.
@@ -85,6 +91,7 @@ type Options struct {
 type Server struct {
 	opt            Options
 	engineOptions  EngineOptions
+	surface        *surface
 	maxModelTokens int
 	addr           string
 
@@ -150,7 +157,6 @@ func New(opt Options) (*Server, error) {
 	if opt.MaxLoras == 0 && len(opt.Adapters) > 0 {
 		opt.MaxLoras = 4
 	}
-	opt.MaxCPULoras = max(opt.MaxCPULoras, opt.MaxLoras)
 	if opt.Speedup == 0 {
 		opt.Speedup = 1
 	}
@@ -169,8 +175,18 @@ func New(opt Options) (*Server, error) {
 	if opt.Dialect == "" {
 		opt.Dialect = DialectVLLM
 	}
-	if opt.Dialect != DialectVLLM && opt.Dialect != DialectVLLM08 {
-		return nil, fmt.Errorf("dialect %q is unknown; want %s or %s", opt.Dialect, DialectVLLM, DialectVLLM08)
+	shown := surfaces[opt.Dialect]
+	if shown == nil {
+		return nil, fmt.Errorf("dialect %q is unknown; want one of %v", opt.Dialect, Dialects())
+	}
+	hostLoras := max(opt.MaxCPULoras, opt.MaxLoras)
+	if shown == &sglangSurface && opt.MaxCPULoras == 0 {
+		hostLoras = math.MaxInt
+	} else {
+		opt.MaxCPULoras = hostLoras
+	}
+	if opt.MaxQueued < 0 || opt.MaxQueued > 0 && shown != &sglangSurface {
+		return nil, fmt.Errorf("max queued %d with dialect %s; want 0, or a limit with %s", opt.MaxQueued, opt.Dialect, DialectSGLang)
 	}
 	for _, addr := range []string{opt.Listen, opt.ControlListen} {
 		if err := checkLoopback(addr); addr != "" && err != nil && !opt.AllowRemote {
@@ -181,8 +197,9 @@ func New(opt Options) (*Server, error) {
 		opt: opt,
 		engineOptions: EngineOptions{
 			Profile: prof, KVTokens: opt.KVTokens, MaxSequences: opt.MaxSequences, MaxBatchTokens: opt.MaxBatchTokens,
-			MaxLoras: opt.MaxLoras, MaxCPULoras: opt.MaxCPULoras,
+			MaxLoras: opt.MaxLoras, MaxCPULoras: hostLoras,
 		},
+		surface: shown,
 		closing: make(chan struct{}),
 		timers:  make(map[*time.Timer]struct{}),
 	}
