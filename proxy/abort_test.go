@@ -243,3 +243,83 @@ func TestHalfClose(t *testing.T) {
 		close(release)
 	}
 }
+
+// readTo reads an answer until its body, as far as it has come, ends in last.
+func (c *client) readTo(last string) {
+	c.t.Helper()
+	body, got := c.head().Body, ""
+	for buf := make([]byte, 1024); !strings.HasSuffix(got, last); {
+		n, err := body.Read(buf)
+		if got += string(buf[:n]); err != nil {
+			c.t.Fatalf("%v after %q", err, got)
+		}
+	}
+}
+
+// Clients that have a stream's last event have the answer, and need not wait for what ends the body: that is a normal end,
+// whoever closes first, and however.
+func TestClientGoesAfterTheLastEvent(t *testing.T) {
+	const usage = `"usage":{"input_tokens":7,"output_tokens":3}`
+	for _, api := range []struct{ name, path, body, last, want string }{
+		{"chat", chatPath, streamBody, "data: [DONE]\n\n", "ok"},
+		{"chat, no end yet", chatPath, streamBody, `data: {"id":"x","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}` + "\n\n", "client_gone"},
+		{"responses", "/v1/responses", `{"model":"m","input":"x","stream":true}`,
+			`data: {"type":"response.completed","response":{"id":"r","status":"completed",` + usage + "}}\n\n", "ok"},
+		{"messages", "/v1/messages", `{"model":"m","messages":[],"max_tokens":5,"stream":true}`,
+			"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n", "ok"},
+		{"an error at the end", chatPath, streamBody, `data: {"error":{"message":"no","type":"server_error","code":500}}` + "\n\ndata: [DONE]\n\n", "endpoint_status"},
+	} {
+		for _, reset := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/reset %v", api.name, reset), func(t *testing.T) {
+				m := newMock(t, func(c *call) {
+					c.sse()
+					c.token("a")
+					c.chunk(api.last)
+					silence(c)
+				})
+				g := newGate(t, []*mock{m})
+				c := g.dial().send(post(api.path, api.body))
+				c.readTo(api.last)
+				if reset {
+					if err := c.Conn.(*net.TCPConn).SetLinger(0); err != nil {
+						t.Fatal(err)
+					}
+				}
+				c.Close()
+				<-m.closed // the endpoint is told all the same
+				r := g.sink.wait(t, 1)[0]
+				if r.Outcome != api.want || r.Attempts[0].Outcome != api.want {
+					t.Errorf("outcome %s (%s), of the attempt %s; want %s", r.Outcome, r.Error, r.Attempts[0].Outcome, api.want)
+				}
+				if api.want == "ok" && r.Error != "" {
+					t.Errorf("error %q", r.Error)
+				}
+				g.booked(0)
+			})
+		}
+	}
+}
+
+// The same where its going shows only when what follows can't be written any more.
+func TestWriteFailsAfterTheLastEvent(t *testing.T) {
+	left := make(chan struct{})
+	m := newMock(t, func(c *call) {
+		c.sse()
+		c.token("a")
+		c.event("[DONE]")
+		<-left
+		for !c.done { // until the gateway has closed, too
+			c.chunk(": still here\n\n")
+			time.Sleep(time.Millisecond)
+		}
+	})
+	g := newGate(t, []*mock{m}, withOptions(func(_ *Options, s *ServerOptions) { s.IgnoreHalfClose = true }))
+	c := g.dial().send(post(chatPath, streamBody))
+	c.readTo("[DONE]\n\n")
+	c.Close()
+	close(left)
+	if r := g.sink.wait(t, 1)[0]; r.Outcome != "ok" || r.Error != "" {
+		t.Errorf("outcome %s (%s); want ok", r.Outcome, r.Error)
+	}
+	g.booked(0)
+}

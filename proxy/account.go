@@ -248,7 +248,7 @@ func (x *exchange) reset() {
 	if x.wait.queued {
 		x.wait = waiting{woken: x.wait.woken, wake: x.wait.wake}
 	}
-	x.wantsStream, x.retryTaken, x.scanning, x.chunkedOut, x.committed, x.debug = false, false, false, false, false, false
+	x.wantsStream, x.retryTaken, x.scanning, x.chunkedOut, x.committed, x.told, x.debug = false, false, false, false, false, false, false
 	x.firstToken, x.sentAt, x.readAt = time.Time{}, time.Time{}, time.Time{}
 	x.rec, x.trace = telemetry.Record{}, traced{}
 	if x.prefix = x.prefix[:0]; cap(x.prefix) > 256 {

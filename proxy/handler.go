@@ -403,6 +403,7 @@ type exchange struct {
 	bufs       net.Buffers
 	chunkedOut bool
 	watching   bool // the client's going is noticed
+	told       bool // the last event of a stream has been written to the client
 	committed  bool // bytes of an answer are on their way to the client
 	closing    bool // the client's connection ends after this answer
 	bytesOut   int64

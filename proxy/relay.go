@@ -197,6 +197,16 @@ const (
 
 // relay sends the answer, whose head has been read, to the client as its bytes come.
 func (x *exchange) relay(ep *endpoint, firstToken time.Time) *failure {
+	f := x.relayBody(ep, firstToken)
+	if f != nil && f.outcome == ClientGone && x.told {
+		// A client that has a stream's last event has its answer, and need not wait for what ends the body.
+		x.endScan()
+		return nil
+	}
+	return f
+}
+
+func (x *exchange) relayBody(ep *endpoint, firstToken time.Time) *failure {
 	c, t := x.conn, &x.pool.Timeouts
 	body := newBodyReader(&x.resp)
 	x.startScan()
@@ -361,7 +371,7 @@ func (x *exchange) flushBody() *failure {
 	x.commit()
 	_, err := x.client.send(x.out.b)
 	x.dropWriter()
-	return x.clientFailure(err)
+	return x.sent(err)
 }
 
 // sendBuffers sends vec3.
@@ -370,14 +380,23 @@ func (x *exchange) sendBuffers() *failure {
 	x.bufs = x.vec3[:]
 	err := x.client.sendBuffers(&x.bufs)
 	x.vec3 = [3][]byte{}
-	return x.clientFailure(err)
+	return x.sent(err)
+}
+
+// sent takes in how a write to the client ended, which was of all that had been read of the answer.
+func (x *exchange) sent(err error) *failure {
+	if err != nil {
+		return x.clientFailure(err)
+	}
+	if x.stream != nil && x.stream.Terminal() != "" {
+		x.told = true
+	}
+	return nil
 }
 
 // clientFailure explains an error of writing to the client.
 func (x *exchange) clientFailure(err error) *failure {
 	switch {
-	case err == nil:
-		return nil
 	case isTimeout(err):
 		err = errors.New("the client took none of the answer for too long")
 	case errors.Is(err, net.ErrClosed):
