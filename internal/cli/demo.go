@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"syscall"
@@ -43,6 +44,9 @@ with a table. It needs no GPU, no network and no configuration.`,
 			}
 			o.Out = e.stdout
 			o.Color, o.Width = terminal(e.stdout, e.lookup)
+			if filepath.Base(os.Args[0]) == "kvgate" {
+				o.Self = os.Args[0] // ./kvgate, where it is not in the path
+			}
 			ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
 			_, err := demo.Run(ctx, o)

@@ -29,6 +29,7 @@ type Options struct {
 	Out   io.Writer // required
 	Color bool      // Out is a terminal that shows colours
 	Width int       // columns of Out, to cut long lines at; 0 cuts none
+	Self  string    // how the program is called in commands to try; default kvgate
 
 	Verbose   bool          // show every request, not some 20 of each policy
 	Length    time.Duration // of the traffic under each policy; default 15s
@@ -339,24 +340,43 @@ func (d *show) table(sums []Summary) {
 	if a, b := sums[0], sums[len(sums)-1]; len(sums) > 1 && b.TTFTMean > 0 && b.TTFTP99 > 0 {
 		d.print("\n%s waits %.1f times as long for the first token as %s on average, %.1f times at p99.\n",
 			a.Policy, float64(a.TTFTMean)/float64(b.TTFTMean), b.Policy, float64(a.TTFTP99)/float64(b.TTFTP99))
+		d.print("%s\n", whence(a, b))
+		if a.Policy == "round_robin" && !slices.ContainsFunc(sums, func(s Summary) bool { return s.Policy == "least_requests" }) {
+			d.print("Round robin is easily beaten; for a fairer comparison: %s demo --policy least_requests,auto\n", cmp.Or(d.o.Self, "kvgate"))
+		}
 	}
+}
+
+// whence says in what the servers' work under b differed from that under a, which is where the first tokens' waiting went.
+func whence(a, b Summary) string {
+	cached := func(s Summary) string {
+		return fmt.Sprintf("%.0f%%", 100*float64(s.CachedTokens)/float64(max(1, s.CachedTokens+s.PrefillTokens)))
+	}
+	computed := func(s Summary) float64 { return float64(s.PrefillTokens) / 1000 }
+	return fmt.Sprintf("Where it comes from, %s against %s: %d adapter loads against %d, %d preemptions against %d, "+
+		"%.0f thousand prompt tokens computed against %.0f (%s of all against %s were cached).",
+		b.Policy, a.Policy, b.AdapterLoads, a.AdapterLoads, b.Preemptions, a.Preemptions,
+		computed(b), computed(a), cached(b), cached(a))
 }
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.2f s", d.Seconds()) }
 
 func (d *show) keep(gw *gateway.Gateway) {
 	url, admin := "http://"+gw.Addr(), "http://"+gw.AdminAddr()
+	self := cmp.Or(d.o.Self, "kvgate")
 	d.print("\n%s\n\n", d.paint.bold("The gateway and the servers stay up; stop with ctrl-c. Try:"))
 	for _, line := range []string{
 		"curl -s " + url + "/v1/models",
 		"curl -sN " + url + "/v1/chat/completions -H 'Content-Type: application/json' -d '{\"model\": \"sql\", \"stream\": true, \"max_tokens\": 20, \"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'",
-		"kvgate endpoints --admin " + admin,
-		"kvgate explain -m sql --admin " + admin,
+		self + " endpoints --admin " + admin,
+		self + " explain -m sql --admin " + admin,
 		"curl -s '" + admin + "/debug/decisions?n=1'",
 		"curl -s " + admin + "/metrics | grep kvgate_",
+		self + " top --admin " + admin,
 	} {
 		d.print("  %s\n", line)
 	}
+	d.print("\nThe same in a browser: %s/dashboard/\n", admin)
 }
 
 // live prints each request as it ends.
@@ -369,6 +389,7 @@ type live struct {
 }
 
 func (l *live) header(requests int) {
+	l.print("Near tie: its home: of endpoints that cost about the same, a prompt's beginning always goes to the same one, and gathers there.\n")
 	if l.every > 1 {
 		l.print("One request in %d is shown, as they end; --verbose shows all %d.\n", l.every, requests)
 	}
@@ -422,6 +443,9 @@ func (l *live) why(r *telemetry.Record) string {
 		parts = append(parts, fmt.Sprintf("%d%% cached", 100*hit/r.PromptTokens))
 	}
 	cost := fmt.Sprintf("cost %.0f", r.Cost)
+	if r.RunnerUp != "" && r.RunnerUpCost < r.Cost {
+		parts = append(parts, "near tie: its home")
+	}
 	if r.RunnerUp != "" {
 		cost += fmt.Sprintf(", %s %.0f", cmp.Or(l.names[r.RunnerUp], r.RunnerUp), r.RunnerUpCost)
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"net/http"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -62,7 +63,16 @@ func TestDemoEndsWithATable(t *testing.T) {
 	if strings.Contains(text, "\x1b") {
 		t.Error("colours without a terminal")
 	}
-	for _, want := range []string{"its turn", "cost ", "llama-1", "qwen-1", "TTFT mean", "preemptions  ", "adapter loads  ", "sent at", "less is better"} {
+	tie := regexp.MustCompile(`cost (\d+), [a-z]+-\d (\d+)(.*)`)
+	for _, m := range tie.FindAllStringSubmatch(text, -1) {
+		cost, _ := strconv.Atoi(m[1])
+		other, _ := strconv.Atoi(m[2])
+		if said := strings.Contains(m[3], "near tie: its home"); other < cost && !said || other > cost && said {
+			t.Errorf("%s", m[0])
+		}
+	}
+	for _, want := range []string{"its turn", "cost ", "llama-1", "qwen-1", "TTFT mean", "preemptions  ", "adapter loads  ", "sent at", "less is better",
+		"Where it comes from, auto against round_robin: ", "kvgate demo --policy least_requests,auto", "Near tie: its home: of"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in:\n%s", want, text)
 		}
@@ -103,11 +113,11 @@ func TestKeepStaysUp(t *testing.T) {
 	go func() {
 		_, err := Run(ctx, Options{
 			Out: &out, Color: true, Length: 300 * time.Millisecond, PerSecond: 10, Policies: []string{"auto"}, Keep: true,
-			Listen: "127.0.0.1:0", AdminAddr: "127.0.0.1:0",
+			Listen: "127.0.0.1:0", AdminAddr: "127.0.0.1:0", Self: "./kvgate",
 		})
 		done <- err
 	}()
-	models := regexp.MustCompile(`curl -s (http://127\.0\.0\.1:\d+/v1/models)`)
+	models := regexp.MustCompile(`curl -s (http://127\.0\.0\.1:\d+/v1/models)(?s:.*)\./kvgate top --admin http://127\.0\.0\.1:\d+\n(?s:.*)http://127\.0\.0\.1:\d+/dashboard/\n`)
 	var url string
 	for deadline := time.Now().Add(30 * time.Second); url == ""; time.Sleep(10 * time.Millisecond) {
 		if m := models.FindStringSubmatch(out.String()); m != nil {
