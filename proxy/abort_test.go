@@ -263,10 +263,14 @@ func TestClientGoesAfterTheLastEvent(t *testing.T) {
 	for _, api := range []struct{ name, path, body, last, want string }{
 		{"chat", chatPath, streamBody, "data: [DONE]\n\n", "ok"},
 		{"chat, no end yet", chatPath, streamBody, `data: {"id":"x","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}` + "\n\n", "client_gone"},
-		{"responses", "/v1/responses", `{"model":"m","input":"x","stream":true}`,
-			`data: {"type":"response.completed","response":{"id":"r","status":"completed",` + usage + "}}\n\n", "ok"},
-		{"messages", "/v1/messages", `{"model":"m","messages":[],"max_tokens":5,"stream":true}`,
-			"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n", "ok"},
+		{
+			"responses", "/v1/responses", `{"model":"m","input":"x","stream":true}`,
+			`data: {"type":"response.completed","response":{"id":"r","status":"completed",` + usage + "}}\n\n", "ok",
+		},
+		{
+			"messages", "/v1/messages", `{"model":"m","messages":[],"max_tokens":5,"stream":true}`,
+			"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n", "ok",
+		},
 		{"an error at the end", chatPath, streamBody, `data: {"error":{"message":"no","type":"server_error","code":500}}` + "\n\ndata: [DONE]\n\n", "endpoint_status"},
 	} {
 		for _, reset := range []bool{false, true} {

@@ -71,8 +71,10 @@ func TestDemoEndsWithATable(t *testing.T) {
 			t.Errorf("%s", m[0])
 		}
 	}
-	for _, want := range []string{"its turn", "cost ", "llama-1", "qwen-1", "TTFT mean", "preemptions  ", "adapter loads  ", "sent at", "less is better",
-		"Where it comes from, auto against round_robin: ", "kvgate demo --policy least_requests,auto", "Near tie: its home: of"} {
+	for _, want := range []string{
+		"its turn", "cost ", "llama-1", "qwen-1", "TTFT mean", "preemptions  ", "adapter loads  ", "sent at", "less is better",
+		"Where it comes from, auto against round_robin: ", "kvgate demo --policy least_requests,auto", "Near tie: its home: of",
+	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in:\n%s", want, text)
 		}
