@@ -105,7 +105,7 @@ func (x *exchange) forward(ep *endpoint) *failure {
 		x.sendHeld(x.held)
 		return nil
 	}
-	return x.relay(ep, firstToken)
+	return x.relayEnded(x.relay(ep, firstToken))
 }
 
 // giveBack ends the use of the connection that the exchange holds, if it holds one.

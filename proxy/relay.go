@@ -195,18 +195,8 @@ const (
 	heldBytes = 16 << 10
 )
 
-// relay sends the answer, whose head has been read, to the client as its bytes come.
+// relay sends the answer, whose head has been read, to the client as its bytes come. See [exchange.relayEnded] for its end.
 func (x *exchange) relay(ep *endpoint, firstToken time.Time) *failure {
-	f := x.relayBody(ep, firstToken)
-	if f != nil && f.outcome == ClientGone && x.told {
-		// A client that has a stream's last event has its answer, and need not wait for what ends the body.
-		x.endScan()
-		return nil
-	}
-	return f
-}
-
-func (x *exchange) relayBody(ep *endpoint, firstToken time.Time) *failure {
 	c, t := x.conn, &x.pool.Timeouts
 	body := newBodyReader(&x.resp)
 	x.startScan()
@@ -284,6 +274,16 @@ func (x *exchange) relayBody(ep *endpoint, firstToken time.Time) *failure {
 		x.writer().b = append(x.out.b, "0\r\n\r\n"...)
 	}
 	return x.flushBody()
+}
+
+// relayEnded takes in how relay ended. A client that has a stream's last event has its answer, and need not wait for what
+// ends the body. It doesn't call relay, since its frame would be on the stack of each stream.
+func (x *exchange) relayEnded(f *failure) *failure {
+	if f != nil && f.outcome == ClientGone && x.told {
+		x.endScan()
+		return nil
+	}
+	return f
 }
 
 // beginAnswer completes the head in the writer. The body will follow in the framing that suits the client: with the
