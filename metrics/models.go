@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 
 	"kvgate/pool"
 )
@@ -65,6 +66,16 @@ func parseModels(b []byte) ([]pool.Model, error) {
 			out.MaxModelLen = int64(*m.MaxModelLen)
 		}
 		models = append(models, out)
+	}
+	for i := range models {
+		m := &models[i]
+		if m.Parent == "" || m.MaxModelLen != 0 {
+			continue
+		}
+		// vLLM tells of none for adapters, and means the base model's.
+		if j := slices.IndexFunc(models, func(base pool.Model) bool { return base.ID == m.Parent }); j >= 0 {
+			m.MaxModelLen = models[j].MaxModelLen
+		}
 	}
 	return models, nil
 }

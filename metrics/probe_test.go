@@ -121,7 +121,7 @@ func TestModelLists(t *testing.T) {
 	}
 	f(`{"object":"list","data":[]}`)
 	f(`{"data":[{"id":"m","parent":null,"max_model_len":40960},{"id":"a","parent":"m","max_model_len":null,"root":"/a"}]}`,
-		pool.Model{ID: "m", MaxModelLen: 40960}, pool.Model{ID: "a", Parent: "m"})
+		pool.Model{ID: "m", MaxModelLen: 40960}, pool.Model{ID: "a", Parent: "m", MaxModelLen: 40960})
 	f(`{"models":[{"name":"x"}],"object":"list","data":[{"id":"m"},{"id":"m"},{"id":""}]}`, pool.Model{ID: "m"})
 	f(`{"data":[{"id":"m","parent":"m","max_model_len":-1}]}`, pool.Model{ID: "m"})
 	const card = `{"id":"m",  "unknown":{"x":[1e2]}}`

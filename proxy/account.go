@@ -289,7 +289,7 @@ func (x *exchange) answerFailure(f *failure) {
 		w.b = append(strconv.AppendInt(append(w.b, "Retry-After: "...), int64(f.retryAfterSeconds), 10), "\r\n"...)
 	}
 	body := openai.AppendError(nil, x.route.Style, &openai.APIError{
-		Status: status, Type: f.outcome.ErrorType(), Code: f.outcome.String(),
+		Status: status, Type: f.outcome.ErrorType(), Code: cmp.Or(f.code, f.outcome.String()),
 		Message: f.message, Param: f.param, RequestID: text(x.requestID),
 	})
 	x.sendWhole(w, body, f.outcome)

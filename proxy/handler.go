@@ -698,7 +698,7 @@ func (x *exchange) watchClient() {
 // undecided says why there is no endpoint for the request.
 func undecided(err error) *failure {
 	if errors.Is(err, scoring.ErrTooLong) {
-		return &failure{outcome: BadRequest, err: err, param: "messages", message: "the request is longer than the context of the model; shorten the prompt or ask for fewer tokens"}
+		return &failure{outcome: BadRequest, err: err, code: "context_length_exceeded", param: "messages", message: "the prompt is longer than the context of the model; shorten it"}
 	}
 	return &failure{outcome: NoEndpoints, message: msgNoEndpoints, err: err, retryAfterSeconds: 1}
 }

@@ -47,7 +47,7 @@ var outcomes = [numOutcomes]struct {
 	},
 	BadRequest: {
 		"bad_request", 400, "invalid_request_error",
-		"The request can't be served as it is written: HTTP or JSON that parsers could read differently, no `model`, or longer than the context of every endpoint. The message says which.",
+		"The request can't be served as it is written: HTTP or JSON that parsers could read differently, no `model`, or longer than the context of every endpoint (the code is then `context_length_exceeded`, as with OpenAI). The message says which.",
 	},
 	Unauthorized: {
 		"unauthorized", 401, "authentication_error",
@@ -123,7 +123,7 @@ var outcomes = [numOutcomes]struct {
 	}, // as sent
 	ClientGone: {
 		"client_gone", 499, "",
-		"The client closed its connection before the end of the answer.",
+		"The client closed its connection before the end of the answer. The status is 499, or the server's (200) once the head has gone.",
 	}, // in logs only
 	Internal: {
 		"internal", 500, "server_error",
@@ -169,6 +169,8 @@ type failure struct {
 	// message is for the client: it names what to do, and never an address. It is logged where err is nil: if it holds
 	// anything that a client or an endpoint wrote, other than a model's name or a path, err says the same without that.
 	message string
+	// code is the error's, where the APIs have a better word than the outcome's.
+	code string
 	// param is the request field that is to blame, if one is.
 	param string
 	// err is for operators.

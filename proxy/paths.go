@@ -5,6 +5,10 @@ import "kvgate/openai"
 // noSuchPath is what a client is told of a path that isn't served. Slow path.
 func noSuchPath(method, path []byte) string {
 	const no = "there is no such path; "
+	switch string(path) {
+	case "/health", "/healthz", "/ready", "/readyz", "/live", "/livez", "/ping", "/-/ready", "/-/healthy":
+		return no + "the gateway's health is on its admin listener, at /-/ready and /-/healthy"
+	}
 	// A base URL without /v1 is the commonest mistake.
 	if with := append([]byte("/v1"), path...); len(path) <= maxComparedBytes {
 		if route, ok := openai.FindRoute(method, with); ok || route.Allow != "" {

@@ -34,7 +34,7 @@ was sent. A stream has no such header: how it ends is not known when it begins, 
 		}
 		switch o {
 		case proxy.ClientGone:
-			status += ", in logs only"
+			status += ", or as sent; in logs only"
 		case proxy.EndpointStatus, proxy.OK:
 		default:
 			typ = "`" + o.ErrorType() + "`"
