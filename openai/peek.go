@@ -238,7 +238,7 @@ func (r *Request) peek(api API, b []byte) *BodyError {
 			return syntaxError(faultTruncated, i)
 		}
 		if b[i] != '"' {
-			return syntaxError(faultKey, i)
+			return syntaxError(keyFault(b[i]), i)
 		}
 		var escaped bool
 		start := i + 1

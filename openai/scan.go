@@ -29,6 +29,7 @@ const (
 	faultAfterValue
 	faultKey
 	faultColon
+	faultTrailingComma
 )
 
 var faultMessages = [...]string{
@@ -43,6 +44,7 @@ var faultMessages = [...]string{
 	faultDepth:           "more than 511 nested arrays and objects; nest less deeply",
 	faultAfterValue:      "something else after a value; want ',' or the closing bracket that fits",
 	faultKey:             `something else where a key belongs; want a string in double quotes`,
+	faultTrailingComma:   "a comma before the closing bracket; remove the comma",
 	faultColon:           "something else after a key; want ':'",
 }
 
@@ -497,6 +499,11 @@ value:
 		if i, f = skipNumber(b, i); f != faultNone {
 			return i, f
 		}
+	case ']':
+		if depth > base && !inObject { // the first value is looked at above
+			return i, faultTrailingComma
+		}
+		return i, faultValue
 	default:
 		return i, faultValue
 	}
@@ -532,7 +539,7 @@ key:
 		return i, faultTruncated
 	}
 	if b[i] != '"' {
-		return i, faultKey
+		return i, keyFault(b[i])
 	}
 	if n := shortString(b, i+1); n > 0 {
 		i += n - 1
@@ -552,6 +559,14 @@ key:
 	}
 	i = skipSpace(b, i+1)
 	goto value
+}
+
+// keyFault is what is wrong with c where a key belongs that is not the first.
+func keyFault(c byte) fault {
+	if c == '}' {
+		return faultTrailingComma
+	}
+	return faultKey
 }
 
 // trailingBytes returns the number of bytes below the lowest marked one of a
