@@ -57,6 +57,8 @@ type LivePool struct {
 	Name   string   `json:"name"`
 	Policy string   `json:"policy,omitempty"`
 	Models []string `json:"models"` // base models, at most 64
+	// Adapters is how many adapters can be asked for besides.
+	Adapters int `json:"adapters"`
 	LiveFigures
 }
 
@@ -66,8 +68,8 @@ type LiveFigures struct {
 	ErrorRatio            *float64 `json:"error_ratio"` // of requests, those that ended in anything but ok and client_gone
 	TTFTP50               *float64 `json:"ttft_p50_seconds"`
 	TTFTP99               *float64 `json:"ttft_p99_seconds"`
-	OutputTokensPerSecond float64  `json:"output_tokens_per_second"`
-	InputTokensPerSecond  float64  `json:"input_tokens_per_second"`
+	OutputTokensPerSecond *float64 `json:"output_tokens_per_second"` // null where no answer told, of those that ended
+	InputTokensPerSecond  *float64 `json:"input_tokens_per_second"`
 	PrefixHitRatio        *float64 `json:"prefix_hit_ratio"`  // of prompt tokens, those that the servers say they had cached; else what was expected
 	AdapterHitRatio       *float64 `json:"adapter_hit_ratio"` // of requests for adapters, those sent where it was believed to be loaded
 	PredictionRatio       *float64 `json:"prediction_ratio"`  // median of actual over predicted time to first token
@@ -272,7 +274,9 @@ func (f *feed) pools(snap *pool.Snapshot) []LivePool {
 		p.LiveFigures = f.stats.figures(f.view.At.Unix(), func(pool string) bool { return pool == p.Name })
 	}
 	for t := range snap.Targets() {
-		if p := &out[t.Pool]; !t.Adapter && len(p.Models) < feedModels {
+		if p := &out[t.Pool]; t.Adapter {
+			p.Adapters++
+		} else if len(p.Models) < feedModels {
 			p.Models = append(p.Models, t.Name)
 		}
 	}

@@ -338,14 +338,17 @@ func TestFigures(t *testing.T) {
 		}
 	}
 	near("requests", &f.RequestsPerSecond, 100)
-	near("output", &f.OutputTokensPerSecond, 1000)
+	near("output", f.OutputTokensPerSecond, 1000)
+	if q := s.figures(1010, func(pool string) bool { return pool == "q" }); q.OutputTokensPerSecond != nil || q.InputTokensPerSecond != nil {
+		t.Errorf("tokens of answers that told of none: %v, %v", *q.OutputTokensPerSecond, *q.InputTokensPerSecond)
+	}
 	near("errors", f.ErrorRatio, 0.1)
 	near("p50", f.TTFTP50, 0.5)
 	near("p99", f.TTFTP99, 0.99)
 	near("prefix", f.PrefixHitRatio, 0.25)
 	near("adapters", f.AdapterHitRatio, 0.75)
 	near("prediction", f.PredictionRatio, 2)
-	if f := s.figures(1200, p); f.TTFTP50 != nil || f.ErrorRatio != nil || f.RequestsPerSecond != 0 {
+	if f := s.figures(1200, p); f.TTFTP50 != nil || f.ErrorRatio != nil || f.RequestsPerSecond != 0 || f.OutputTokensPerSecond == nil || *f.OutputTokensPerSecond != 0 {
 		t.Errorf("a window without requests: %+v", f)
 	}
 	if h := s.history(1010, historyPoints); len(h) != 10 || h[5][0] != int64(1005) || h[5][1] != 105.0 {

@@ -18,9 +18,9 @@ type second struct {
 
 // A tally is what ended within one second, or within several.
 type tally struct {
-	weight, errors, output, input, usedInput, cached, estimated, expected, adapters, hits float64
-	ttft                                                                                  histogram
-	prediction                                                                            histogram // actual over predicted
+	weight, errors, told, output, input, usedInput, cached, estimated, expected, adapters, hits float64
+	ttft                                                                                        histogram
+	prediction                                                                                  histogram // actual over predicted
 }
 
 // add takes in a request that stands for weight requests.
@@ -42,6 +42,7 @@ func (s *stats) add(at int64, r *telemetry.Record, weight float64) {
 		t.errors += weight
 	}
 	if r.UsageKnown {
+		t.told += weight
 		t.output += weight * float64(r.OutputTokens)
 		t.input += weight * float64(r.InputTokens)
 		if r.CachedKnown {
@@ -72,6 +73,7 @@ func (t *tally) merge(o *tally) {
 	for _, p := range [...]struct{ to, from *float64 }{
 		{&t.weight, &o.weight},
 		{&t.errors, &o.errors},
+		{&t.told, &o.told},
 		{&t.output, &o.output},
 		{&t.input, &o.input},
 		{&t.usedInput, &o.usedInput},
@@ -105,7 +107,9 @@ func (s *stats) figures(now int64, of func(pool string) bool) (f LiveFigures) {
 	}
 	seconds := float64(max(1, now-oldest))
 	f.RequestsPerSecond = round(t.weight / seconds)
-	f.OutputTokensPerSecond, f.InputTokensPerSecond = round(t.output/seconds), round(t.input/seconds)
+	if t.told > 0 || t.weight == 0 {
+		f.OutputTokensPerSecond, f.InputTokensPerSecond = new(round(t.output/seconds)), new(round(t.input/seconds))
+	}
 	f.ErrorRatio = ratio(t.errors, t.weight)
 	f.TTFTP50, f.TTFTP99 = t.ttft.quantile(0.5), t.ttft.quantile(0.99)
 	f.PrefixHitRatio = ratio(t.cached, t.usedInput)

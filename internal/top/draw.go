@@ -379,7 +379,7 @@ func (v *View) header(c canvas, width int) int {
 	f := l.Figures
 	inFlight, requests := l.Gateway.InFlight, f.RequestsPerSecond
 	c.put(0, 1, fit(fmt.Sprintf("%s/s  first token %s p50, %s p99  %s tok/s out  %s failed  %s in flight", count(&requests), seconds(f.TTFTP50), seconds(f.TTFTP99),
-		count(&f.OutputTokensPerSecond), percent(f.ErrorRatio), count(&inFlight)), width, true, false), plain)
+		count(f.OutputTokensPerSecond), percent(f.ErrorRatio), count(&inFlight)), width, true, false), plain)
 	y := 2
 	for i := range l.Pools {
 		if y == 7 && len(l.Pools) > 5 {

@@ -209,9 +209,11 @@ function drawFigures() {
     foreign += e.foreign_requests || 0;
   }
   const [t50, u50] = split(seconds(all.ttft_p50_seconds)), errors = all.error_ratio;
-  figure("rps", count(all.requests_per_second), "/s", count(all.input_tokens_per_second) + " prompt tokens/s");
+  // Of streams that nobody asked for their usage nothing is known, nor of those that run before they end.
+  const told = all.output_tokens_per_second != null && (all.output_tokens_per_second > 0 || !state.gateway.in_flight);
+  figure("rps", count(all.requests_per_second), "/s", told ? count(all.input_tokens_per_second) + " prompt tokens/s" : "prompt tokens not reported");
   figure("ttft", t50, u50 + " p50", "p99 " + seconds(all.ttft_p99_seconds));
-  figure("out", count(all.output_tokens_per_second), "tokens/s", "as servers count");
+  figure("out", told ? count(all.output_tokens_per_second) : unknown, "tokens/s", told ? "as servers count" : "not reported");
   figure("errors", errors == null ? unknown : split(percent(errors, errors > 0 && errors < 0.1 ? 1 : 0))[0], errors == null ? "" : "%", "in the last minute");
   setClass(figureNodes.errors.value, "value" + (errors > 0.01 ? " bad" : ""));
   const held = (state.waiting || []).reduce((n, r) => n + (r.waiting || 0), 0); // for admission
@@ -278,7 +280,7 @@ const poolColumns = [
   { name: "Prefix hits", class: "num wide", title: "Share of prompt tokens that the servers had cached", cell: (td, p) => setText(td, percent(p.prefix_hit_ratio)) },
   { name: "Adapter hits", class: "num wide", title: "Requests for adapters sent where the adapter was believed to be loaded", cell: (td, p) => setText(td, percent(p.adapter_hit_ratio)) },
   { name: "TTFT/predicted", class: "num wide", title: "Median of actual over predicted time to first token", cell: (td, p) => setText(td, times(p.prediction_ratio)) },
-  { name: "Models", class: "wide", cell: (td, p) => { setText(td, p.models.length > 1 ? p.models[0] + " and " + (p.models.length - 1) + " more" : p.models[0] || unknown); td.classList.add("muted"); td.title = p.models.join("\n"); } },
+  { name: "Models", class: "wide", cell: (td, p) => { setText(td, (p.models.length > 1 ? p.models[0] + " and " + (p.models.length - 1) + " more" : p.models[0] || unknown) + (p.adapters ? ", " + p.adapters + (p.adapters > 1 ? " adapters" : " adapter") : "")); td.classList.add("muted"); td.title = p.models.join("\n"); } },
 ];
 function drawPools() {
   const rows = state.pools.map((p) => ({ ...p, up: 0, all: 0, free: 0, used: 0, cap: 0, kv: null }));
@@ -710,7 +712,7 @@ function timeline(r) {
       add("first", r.stream ? "Server until the first token" : "Server until its answer", r.first_byte_seconds - r.sent_seconds);
       add("answer", r.stream ? "Streaming the answer" : "Relaying the answer", total - r.first_byte_seconds, r.output_tokens > 1 && r.stream ? trim((r.output_tokens - 1) / Math.max(1e-6, total - r.first_byte_seconds), 0) + " tokens/s" : "");
     } else add("first", "Server, without an answer", total - r.sent_seconds);
-  } else add("before", "Trying endpoints", total - r.read_seconds - r.queue_seconds - r.decision_seconds);
+  } else add("before", tries.length ? "Trying endpoints" : "In the gateway", total - r.read_seconds - r.queue_seconds - r.decision_seconds);
   const sum = parts.reduce((s, p) => s + p.s, 0) || 1;
   return [h("h3", {}, "Where its time went"),
     h("div", { class: "timeline", "aria-hidden": "true" }, parts.map((p) => h("i", { class: "c-" + p.key, style: { width: (p.s / sum * 100).toFixed(2) + "%" }, title: p.name }))),
