@@ -327,7 +327,12 @@ func (e Explanation) String() string {
 	}
 	rows := slices.Clone(e.Endpoints)
 	sortExplained(rows)
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	if len(rows) > 0 && rows[0].Terms != nil {
+		b.WriteString("age: of the last scrape. cached: prompt tokens. pending to slow start: in prefill tokens, slowness a factor on the first four;\n" +
+			"new: uncached prompt tokens, weighted for what they delay. cost: their sum, seconds: at this endpoint's pace; less is better\n")
+	}
+	var table bytes.Buffer
+	w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
 	for i, r := range rows {
 		if i == 0 {
 			fmt.Fprint(w, "endpoint\tage\tbooked\tcached")
@@ -366,14 +371,20 @@ func (e Explanation) String() string {
 		case r.Chosen:
 			fmt.Fprint(w, "\t<- chosen")
 		case r.Filtered != "":
-			fmt.Fprintf(w, "\tfiltered: %s", r.Filtered)
+			fmt.Fprintf(w, "\t%s", filteredBy(r.Filtered))
 		case r.Busy:
 			fmt.Fprint(w, "\tbusy")
 		}
 		fmt.Fprintln(w)
 	}
 	w.Flush()
-	if e.RunnerUp != "" {
+	for line := range strings.Lines(table.String()) { // cells are padded, also the last
+		b.WriteString(strings.TrimRight(line, " \n"))
+		b.WriteByte('\n')
+	}
+	if e.RunnerUp != "" && e.AheadBy < 0 && e.Policy != weightedName {
+		fmt.Fprintf(&b, "runner-up: %s, %.0f tokens less: a near tie, which goes to the home of what nobody holds yet\n", e.RunnerUp, -e.AheadBy)
+	} else if e.RunnerUp != "" {
 		unit, by := "tokens", strconv.FormatFloat(e.AheadBy, 'f', 0, 64)
 		if e.Policy == weightedName {
 			unit, by = "of score", strconv.FormatFloat(e.AheadBy, 'f', 3, 64)
@@ -384,6 +395,17 @@ func (e Explanation) String() string {
 		fmt.Fprintf(&b, "runner-up: %s, behind by %s %s\n", e.RunnerUp, by, unit)
 	}
 	return b.String()
+}
+
+// filteredBy says in words why an endpoint is left out.
+func filteredBy(filter string) string {
+	switch filter {
+	case FilterServes.String():
+		return "does not serve this model"
+	case FilterFit.String():
+		return "filtered: the request does not fit"
+	}
+	return "filtered: " + strings.ReplaceAll(filter, "_", " ")
 }
 
 func boolOrder(first bool) int {

@@ -29,6 +29,7 @@ type Plan struct {
 	Want      float64 // attainment that defines capacity; default 0.95
 	// Parallel bounds the runs at the same time; default GOMAXPROCS.
 	Parallel int
+	// Progress is told what begins, and how much is done: a policy on a workload with a seed counts one. Never at the same time.
 	Progress func(done, total int, what string)
 }
 
@@ -53,7 +54,19 @@ func (p Plan) Do(ctx context.Context) ([]Line, error) {
 	var mu sync.Mutex
 	var lines []Line
 	var firstErr error
-	done, total := 0, len(p.Workloads)*p.Seeds
+	done, total := 0, len(p.Workloads)*p.Seeds*len(p.Policies)
+	begins := func(workload, policy string, seed uint64) {
+		mu.Lock()
+		defer mu.Unlock()
+		if p.Progress != nil {
+			p.Progress(done, total, fmt.Sprintf("%s, seed %d: %s", workload, seed, policy))
+		}
+	}
+	ended := func() {
+		mu.Lock()
+		defer mu.Unlock()
+		done++
+	}
 	sem := make(chan struct{}, p.Parallel)
 	var wg sync.WaitGroup
 	for _, make := range p.Workloads {
@@ -61,16 +74,12 @@ func (p Plan) Do(ctx context.Context) ([]Line, error) {
 			wg.Go(func() {
 				sem <- struct{}{}
 				defer func() { <-sem }()
-				ls, err := p.workload(ctx, make, seed+1, order)
+				ls, err := p.workload(ctx, make, seed+1, order, begins, ended)
 				mu.Lock()
 				defer mu.Unlock()
 				lines = append(lines, ls...)
 				if err != nil && firstErr == nil {
 					firstErr = err
-				}
-				done++
-				if p.Progress != nil && len(ls) > 0 {
-					p.Progress(done, total, fmt.Sprintf("%s, seed %d", ls[0].Workload, seed+1))
 				}
 			})
 		}
@@ -85,7 +94,7 @@ func (p Plan) Do(ctx context.Context) ([]Line, error) {
 	return lines, firstErr
 }
 
-func (p Plan) workload(ctx context.Context, make func(uint64) (*Workload, error), seed uint64, order []Policy) ([]Line, error) {
+func (p Plan) workload(ctx context.Context, make func(uint64) (*Workload, error), seed uint64, order []Policy, begins func(workload, policy string, seed uint64), ended func()) ([]Line, error) {
 	w, err := make(seed)
 	if err != nil {
 		return nil, err
@@ -96,6 +105,7 @@ func (p Plan) workload(ctx context.Context, make func(uint64) (*Workload, error)
 		if err := ctx.Err(); err != nil {
 			return lines, err
 		}
+		begins(w.Name, pol.Name, seed)
 		o := p.Options
 		o.Seed = seed
 		l := Line{Workload: w.Name, Policy: pol.Name, Seed: seed}
@@ -114,6 +124,7 @@ func (p Plan) workload(ctx context.Context, make func(uint64) (*Workload, error)
 			l.At = append(l.At, r)
 		}
 		lines = append(lines, l)
+		ended()
 	}
 	return lines, nil
 }

@@ -51,7 +51,9 @@ func newBenchPolicies(e *env) *cobra.Command {
 		Long: `Replays workloads against simulated engines that behave like vLLM and prints, for kvgate's policy and for published
 rivals, the rate at which 95 % of requests keep their SLO (time to first token below max(2 s, 3 times the prompt's own
 prefill), time per output token below 100 ms) and what clients see at shares of the oracle's rate.
-Virtual time: an hour of traffic takes seconds, and one seed gives one result.
+Virtual time: one seed gives one result. One policy on one workload takes some seconds to a minute of a core, since its capacity
+is searched for; all policies on all workloads, as without flags, take the better part of an hour: name some with --workload and
+--policy, or say --requests. Standard error tells what is being run.
 
 --live starts simulated model servers and a real gateway as processes instead, sends them one workload under each policy in
 real time, and shows the times to first token that clients saw beside those of virtual time for the same requests.

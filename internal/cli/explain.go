@@ -62,7 +62,11 @@ and learned of every endpoint and model, but not which prefixes were cached wher
 			if snapshot != "" && (len(a.fields) > 0 || keyID != "") {
 				return usage("kvgate explain -m MODEL -H 'NAME: VALUE'", "--snapshot knows no rules and no keys: leave out -H, --key-id and --key-file, or ask a running gateway")
 			}
-			body, err := explainBody(e, model, promptTokens, file)
+			ids := c.Flags().Changed("prompt-tokens") && (path == "/v1/completions" || !c.Flags().Changed("path"))
+			if ids {
+				path = "/v1/completions"
+			}
+			body, err := explainBody(e, model, promptTokens, ids, file)
 			if err != nil {
 				return err
 			}
@@ -94,7 +98,7 @@ and learned of every endpoint and model, but not which prefixes were cached wher
 	fl := c.Flags()
 	fl.StringVarP(&model, "model", "m", "", "model or adapter to ask, instead of a body")
 	fl.StringVar(&adapter, "adapter", "", "LoRA adapter of the model to ask, instead of a body")
-	fl.IntVar(&promptTokens, "prompt-tokens", 1, "with -m: length of its prompt, about; none of it is cached anywhere")
+	fl.IntVar(&promptTokens, "prompt-tokens", 1, "with -m: length of its prompt, exactly (as token ids, to /v1/completions; about that with another --path); none of it is cached anywhere")
 	fl.StringVar(&file, "body", "-", "file with the request's body; - is standard input")
 	fl.StringVar(&path, "path", "/v1/chat/completions", "path that the request is for")
 	fl.StringArrayVarP(&headers, "header", "H", nil, "header field that the request has, 'NAME: VALUE'; may be repeated")
@@ -151,10 +155,13 @@ func explainFields(e *env, a *adminClient, headers []string, keyFile, keyID stri
 	return nil
 }
 
-func explainBody(e *env, model string, promptTokens int, file string) ([]byte, error) {
+// explainBody is the body to explain. Token ids are counted; what text amounts to is estimated.
+func explainBody(e *env, model string, promptTokens int, ids bool, file string) ([]byte, error) {
 	switch {
 	case model != "" && file != "-":
 		return nil, usage("kvgate explain --body "+file, "-m and --body exclude each other")
+	case model != "" && ids:
+		return json.Marshal(map[string]any{"model": model, "prompt": make([]int, promptTokens)})
 	case model != "":
 		content := strings.Repeat("~~~ ", promptTokens) // four bytes a token, as English has; nobody sends this
 		return json.Marshal(map[string]any{"model": model, "messages": []map[string]string{{"role": "user", "content": content}}})

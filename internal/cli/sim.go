@@ -30,13 +30,16 @@ func newSim(e *env) *cobra.Command {
 		Short: "Run simulated model servers that behave like vLLM or SGLang on a GPU",
 		Long: `Run simulated model servers: vLLM's API, metrics, batching, KV cache, prefix cache and adapters at the speed of a real
 GPU, without one. With --dialect sglang they speak as SGLang does: its names of metrics, adapters as base:adapter, loaded through
-/load_lora_adapter, errors inside of streams. POST /sim/faults on a server makes it fail in many ways while it runs.
+/load_lora_adapter, errors inside of streams.
+
+` + faultHelp() + `
 
 Profiles: ` + strings.Join(modelsim.ProfileNames(), ", "),
 		Example: `  kvgate sim
   kvgate sim -n 4 --profile 8b-h100 --adapter sql --adapter chat --speedup 10
   kvgate sim -n 2 --dialect sglang --max-loras 8 --max-queued 100
-  kvgate sim --fault '{"kind":"slow","delay_seconds":2}'`,
+  kvgate sim --fault '{"kind":"slow","delay_seconds":2}'
+  curl -s http://127.0.0.1:8000/sim/faults -d '{"kind":"close_stream","events":5,"count":1}'`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			o.Dialect = modelsim.Dialect(dialect)
@@ -91,6 +94,31 @@ Profiles: ` + strings.Join(modelsim.ProfileNames(), ", "),
 	complete(c, "profile", modelsim.ProfileNames()...)
 	complete(c, "dialect", modelsim.Dialects()...)
 	return c
+}
+
+// faultHelp says how to make a server fail.
+func faultHelp() string {
+	words := func(kinds []modelsim.FaultKind) string {
+		var b strings.Builder
+		column := 0
+		for _, k := range kinds {
+			if column += len(k) + 1; column > 96 {
+				b.WriteString("\n ")
+				column = len(k) + 3
+			}
+			b.WriteString(" " + string(k))
+		}
+		return b.String()
+	}
+	met, befalling := modelsim.FaultKinds()
+	return `POST /sim/faults on a server makes it fail while it runs. The body is one fault or a list, in place of those in force; GET shows
+them, DELETE ends them. A fault is {"kind": KIND} and what the kind takes: path (a prefix; default the inference paths), skip and
+count (requests before it begins, and to hit), events (of a stream, to let through), status, delay_seconds, retry_after_seconds,
+bytes, body. Kinds that requests or scrapes meet:
+ ` + words(met) + `
+Kinds that befall the process at once (refuse and oom for delay_seconds):
+ ` + words(befalling) + `
+The servers of one command are one process: to kill one of two with a signal, start two commands.`
 }
 
 // sim runs n servers until a signal ends them.

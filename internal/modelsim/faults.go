@@ -100,6 +100,11 @@ var processFaults = []FaultKind{
 	FaultOOM, FaultRestart, FaultRefuse, FaultAccept, FaultSleep, FaultWake, FaultKeepAlive, FaultDead,
 }
 
+// FaultKinds are the kinds that requests and scrapes meet, and those that befall the process.
+func FaultKinds() (met, befalling []FaultKind) {
+	return slices.Clone(requestFaults), slices.Clone(processFaults)
+}
+
 func (f *Fault) delay() time.Duration { return time.Duration(f.DelaySeconds * float64(time.Second)) }
 
 func (f *Fault) is(kinds ...FaultKind) bool { return f != nil && slices.Contains(kinds, f.Kind) }
