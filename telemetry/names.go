@@ -205,7 +205,8 @@ var (
 	})
 	DiscoveryHealthy = def(Definition{
 		Name: "kvgate_discovery_healthy", Kind: Gauge, Labels: []string{LabelPool, LabelSource},
-		Help: "1 if nothing was amiss when the source last looked; otherwise its last set holds, and kvgate endpoints says why.",
+		Help:  "1 if nothing was amiss when the source last looked; otherwise its last set holds, and kvgate endpoints says why.",
+		Query: "min by (pool, source) (kvgate_discovery_healthy)",
 	})
 	DiscoveryFailures = def(Definition{
 		Name: "kvgate_discovery_failures_total", Kind: Counter, Labels: []string{LabelPool, LabelSource},

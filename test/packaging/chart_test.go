@@ -357,7 +357,7 @@ func TestMistakes(t *testing.T) {
 	f("serviceAccount: {create: false}", "serviceAccount.name: name an existing service account")
 	f("httpRoute: {enabled: true}", "httpRoute.parentRefs: name the Gateway")
 	f("autoscaling: {enabled: true, minReplicas: 9, maxReplicas: 3}", "autoscaling.minReplicas (9) is above autoscaling.maxReplicas (3)")
-	f("autoscaling: {enabled: true, saturation: 0, cpuUtilization: 0}", "set saturation or cpuUtilization above 0")
+	f("autoscaling: {enabled: true, cpuUtilization: 0}", "set saturation or cpuUtilization above 0")
 }
 
 // The chart's Role is the one of deploy/rbac, in each namespace that is discovered in.

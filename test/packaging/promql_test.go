@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/prometheus/model/rulefmt"
 	"github.com/prometheus/prometheus/promql/parser"
 	"github.com/prometheus/prometheus/promql/promqltest"
+	"sigs.k8s.io/yaml"
 )
 
 var promql = parser.NewParser(parser.Options{})
@@ -96,6 +97,14 @@ func problems(query string) (out []string) {
 		}
 		return nil
 	})
+	parser.Inspect(expr, func(n parser.Node, _ []parser.Node) error { // labels that the query itself makes
+		if c, ok := n.(*parser.Call); ok && c.Func.Name == "label_replace" {
+			if l, ok := c.Args[1].(*parser.StringLiteral); ok {
+				known = append(slices.Clone(known), l.Val)
+			}
+		}
+		return nil
+	})
 	parser.Inspect(expr, func(n parser.Node, _ []parser.Node) error {
 		if a, ok := n.(*parser.AggregateExpr); ok {
 			for _, l := range a.Grouping {
@@ -125,6 +134,8 @@ func TestProblemsCanBeFound(t *testing.T) {
 	f("kvgate_time_to_first_token_seconds", 1)
 	f("kvgate_endpoint_up{pool=\"p\"}", 1)
 	f("sum by (endpoint) (kvgate_snapshot_endpoints)", 1)
+	f(`min by (pool) (label_replace(kvgate_endpoint_up, "pool", "$1", "endpoint", "(.+)/.+"))`, 0)
+	f("min by (pool) (kvgate_endpoint_up)", 1)
 	f("sum(", 1)
 }
 
@@ -209,6 +220,50 @@ func TestDocumentedQueries(t *testing.T) {
 	}
 	if n < 4 {
 		t.Errorf("only %d queries were found in the documentation", n)
+	}
+}
+
+// The rules for prometheus-adapter in docs/scaling.md ask for what is exported, and do not bind external metrics to the
+// namespace of who asks, which is not the gateway's.
+func TestAdapterRules(t *testing.T) {
+	page, err := os.ReadFile("../../docs/scaling.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type rule struct {
+		SeriesQuery, MetricsQuery string
+		Resources                 struct {
+			Namespaced *bool
+			Overrides  map[string]struct{ Resource string }
+		}
+	}
+	var all struct{ Rules, ExternalRules []rule }
+	for i, block := range strings.Split(string(page), "```yaml\n") {
+		text, _, _ := strings.Cut(block, "```")
+		if i == 0 || !regexp.MustCompile(`(?m)^(rules|externalRules):`).MatchString(text) {
+			continue
+		}
+		if err := yaml.UnmarshalStrict([]byte(text), &all); err != nil {
+			t.Fatalf("%v in\n%s", err, text)
+		}
+	}
+	if len(all.Rules) != 1 || len(all.ExternalRules) != 1 {
+		t.Fatalf("%d rules and %d external ones; want one of each", len(all.Rules), len(all.ExternalRules))
+	}
+	if n := all.ExternalRules[0].Resources.Namespaced; n == nil || *n {
+		t.Error("the external rule is bound to the namespace of the HorizontalPodAutoscaler")
+	}
+	for _, label := range []string{"namespace", "pod"} {
+		if got := all.Rules[0].Resources.Overrides[label].Resource; got != label {
+			t.Errorf("the label %s of the rule for pods is resource %q", label, got)
+		}
+	}
+	for _, r := range slices.Concat(all.Rules, all.ExternalRules) {
+		name, _, _ := strings.Cut(r.SeriesQuery, "{")
+		query := strings.NewReplacer("<<.Series>>", name, "<<.LabelMatchers>>", "", "<<.GroupBy>>", "pod").Replace(r.MetricsQuery)
+		for _, p := range append(problems(r.SeriesQuery), problems(query)...) {
+			t.Errorf("%s: %s", r.SeriesQuery, p)
+		}
 	}
 }
 
