@@ -62,6 +62,10 @@ var (
 			"example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
 		},
 		{
+			"github.com/prometheus-operator/prometheus-operator@v0.85.0", "h1:M5xLCLEoaW2IJfnuCwFzzpL+jSVQu3KGT84Pye+fW8s=",
+			"example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
+		},
+		{
 			"sigs.k8s.io/gateway-api@v1.6.3", "h1:lKpJa5bGlraC/QeACvCpsHLdmO6y0iKfzVl6gzaFEYc=",
 			"config/crd/standard/gateway.networking.k8s.io_httproutes.yaml",
 		},

@@ -88,6 +88,7 @@ func installCRDs(t testing.TB) *applier {
 	a := newApplier(t)
 	for _, k := range []schema.GroupVersionKind{
 		{Group: "monitoring.coreos.com", Version: "v1", Kind: "PodMonitor"},
+		{Group: "monitoring.coreos.com", Version: "v1", Kind: "PrometheusRule"},
 		{Group: "gateway.networking.k8s.io", Version: "v1", Kind: "HTTPRoute"},
 		{Group: "keda.sh", Version: "v1alpha1", Kind: "ScaledObject"},
 		{Group: "inference.networking.k8s.io", Version: "v1", Kind: "InferencePool"},
@@ -157,7 +158,7 @@ func TestManifestsAreTaken(t *testing.T) {
 			}
 		}
 	}
-	for _, want := range []string{"Deployment", "Service", "ConfigMap", "Role", "RoleBinding", "ServiceAccount", "PodDisruptionBudget", "HorizontalPodAutoscaler", "PodMonitor", "NetworkPolicy", "Ingress", "HTTPRoute", "InferencePool", "ScaledObject"} {
+	for _, want := range []string{"Deployment", "Service", "ConfigMap", "Role", "RoleBinding", "ServiceAccount", "PodDisruptionBudget", "HorizontalPodAutoscaler", "PodMonitor", "PrometheusRule", "NetworkPolicy", "Ingress", "HTTPRoute", "InferencePool", "ScaledObject"} {
 		if kinds[want] == 0 {
 			t.Errorf("no %s among what was checked", want)
 		}

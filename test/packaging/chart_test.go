@@ -5,13 +5,13 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -176,6 +176,85 @@ func TestLint(t *testing.T) {
 	}
 }
 
+// Before the others, which use it: the chart knows the keys that need a restart from the reference, which is made from the program, and its schema the format of
+// the configuration from the program itself.
+func TestMadeForTheChart(t *testing.T) {
+	reference, err := os.ReadFile("../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var keys []string
+	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\|.*?\\| restart \\|").FindAllStringSubmatch(string(reference), -1) {
+		keys = append(keys, m[1])
+	}
+	if len(keys) < 20 || slices.ContainsFunc(keys, func(k string) bool { return strings.Contains(k, "[]") }) {
+		t.Fatalf("keys that need a restart: %v; want more, and none in a list", keys)
+	}
+	list, err := json.MarshalIndent(keys, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, chartDir+"/templates/_restart.tpl", "{{/* Made from docs/configuration.md by make test-packaging TESTFLAGS=-update. */}}\n"+
+		"{{- define \"kvgate.restartKeys\" -}}\n"+string(list)+"\n{{- end -}}\n")
+
+	out, err := exec.Command(*binary, "config", "schema").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var schema map[string]any
+	if err := json.Unmarshal(out, &schema); err != nil {
+		t.Fatal(err)
+	}
+	delete(schema, "$schema")
+	withoutTexts(schema, false)
+	properties := schema["properties"].(map[string]any)
+	schema["properties"] = "PROPERTIES"
+	outer, _ := json.Marshal(schema)
+	var lines []string
+	for _, name := range slices.Sorted(maps.Keys(properties)) {
+		inner, _ := json.Marshal(properties[name])
+		lines = append(lines, fmt.Sprintf("      %q: %s", name, inner))
+	}
+	if len(lines) < 15 {
+		t.Fatalf("the schema has only %d sections", len(lines))
+	}
+	file := chartDir + "/values.schema.json"
+	before, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, _, ok := strings.Cut(string(before), `    "kvgate": `)
+	if !ok {
+		t.Fatalf("%s has no definition of kvgate", file)
+	}
+	golden(t, file, own+`    "kvgate": `+strings.Replace(string(outer), `"PROPERTIES"`, "{\n"+strings.Join(lines, ",\n")+"\n    }", 1)+"\n  }\n}\n")
+
+	rules, err := os.ReadFile(alerts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, chartDir+"/files/alerts.yaml", string(rules))
+}
+
+// withoutTexts leaves of a schema what it checks.
+func withoutTexts(o any, names bool) {
+	switch o := o.(type) {
+	case map[string]any:
+		if !names {
+			for _, text := range []string{"description", "default", "examples", "title"} {
+				delete(o, text)
+			}
+		}
+		for key, v := range o {
+			withoutTexts(v, key == "properties" && !names)
+		}
+	case []any:
+		for _, v := range o {
+			withoutTexts(v, false)
+		}
+	}
+}
+
 // Every case of testdata/values renders to the file of that name, and its configuration is one that kvgate takes.
 func TestRender(t *testing.T) {
 	files, err := filepath.Glob("testdata/values/*.yaml")
@@ -292,48 +371,73 @@ func TestRollOnChange(t *testing.T) {
 	f("config: {limits: {body_bytes: 1MiB}, "+pools+"}", true)
 	f("config: {drain: {timeout: 1m}, "+pools+"}", true)
 	f("config: {debug: {headers: true}, "+pools+"}", true)
+	f("config: {debug: {capture: {}}, "+pools+"}", true)
+	f("config: {log: {level: debug, access_skip: [/v1/models]}, timeouts: {first_token: 1m}, admin: {token: x}, "+pools+"}", false)
+	f("config: {log: {format: console}, "+pools+"}", true)
+	f("config: {timeouts: {keep_alive: 2m}, "+pools+"}", true)
+	f("tls: {secretName: x}", true)
 	f("{rollOnChange: always, config: {"+pools+"}}", true)
+}
 
-	// The sections that are left out are exactly those without a key that needs a restart.
-	example, err := os.ReadFile("../../config.example.yaml")
+// The rules that the operator gets are those of deploy/prometheus, word for word.
+func TestPrometheusRule(t *testing.T) {
+	objects, err := render(t, "g", "n", "prometheusRule: {enabled: true, labels: {release: prometheus}}")
 	if err != nil {
 		t.Fatal(err)
 	}
-	sections := map[string]string{}
-	name, above := "", "" // the comment above a section is its own
-	for line := range strings.Lines(string(example)) {
-		switch m := regexp.MustCompile(`^#?([a-z_]+):`).FindStringSubmatch(line); {
-		case m != nil:
-			name = m[1]
-			sections[name], above = above+line, ""
-		case strings.HasPrefix(line, "# "):
-			name, above = "", above+line
-		case name != "":
-			sections[name] += line
-		default:
-			above = ""
-		}
-	}
-	helpers, err := os.ReadFile(chartDir + "/templates/_helpers.tpl")
+	rule := find(documents(t, manifest(objects)), "PrometheusRule")
+	data, err := os.ReadFile(alerts)
 	if err != nil {
 		t.Fatal(err)
 	}
-	omitted := regexp.MustCompile(`omit \$config (.*?) -`).FindStringSubmatch(string(helpers))
-	var want []string
-	for name, text := range sections {
-		if !regexp.MustCompile(`(needs|takes) a restart`).MatchString(regexp.MustCompile(`\n[ #]*`).ReplaceAllString(text, " ")) {
-			want = append(want, strconv.Quote(name))
+	var want map[string]any
+	if err := yaml.Unmarshal(data, &want); err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(rule["spec"], any(want)) || at(rule, "spec", "groups", 0, "rules", 5) == nil {
+		t.Errorf("rules %v; want %v", rule["spec"], want)
+	}
+	if got := at(rule, "metadata", "labels", "release"); got != "prometheus" {
+		t.Errorf("label release %q; want prometheus", got)
+	}
+}
+
+// What the configuration has written is on a volume, once for each directory, unless the values mount one there.
+func TestVolumes(t *testing.T) {
+	f := func(values, wantMounts, wantVolumes string) {
+		t.Helper()
+		objects, err := render(t, "g", "n", values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pod := at(find(documents(t, manifest(objects)), "Deployment"), "spec", "template", "spec")
+		list := func(o any, keys ...string) string {
+			var out []string
+			for _, v := range o.([]any)[1:] { // without the configuration
+				var words []string
+				for _, k := range keys {
+					if text := at(v, k); text != nil {
+						words = append(words, fmt.Sprint(text))
+					}
+				}
+				out = append(out, strings.Join(words, " "))
+			}
+			return strings.Join(out, "; ")
+		}
+		mounts := list(at(pod, "containers", 0, "volumeMounts"), "name", "mountPath", "subPathExpr")
+		volumes := list(at(pod, "volumes"), "name", "emptyDir", "persistentVolumeClaim")
+		if mounts != wantMounts || volumes != wantVolumes {
+			t.Errorf("%s: mounts %q, volumes %q; want %q, %q", values, mounts, volumes, wantMounts, wantVolumes)
 		}
 	}
-	if omitted == nil {
-		t.Fatal("the chart leaves out nothing")
-	}
-	got := strings.Fields(omitted[1])
-	slices.Sort(got)
-	slices.Sort(want)
-	if !slices.Equal(got, want) || len(want) < 5 || len(sections) < 2*len(want)-1 {
-		t.Errorf("left out: %v; want the sections in which nothing needs a restart: %v", got, want)
-	}
+	const all = "config: {state: {file: /var/lib/kvgate/state}, usage: {file: /var/lib/kvgate/usage, webhook: {url: 'https://x', spool: /spool/usage}}, record: {file: /record/r}}"
+	f("", "", "")
+	f(all, "data-0 /var/lib/kvgate; data-1 /spool; data-2 /record",
+		"data-0 map[sizeLimit:4Gi]; data-1 map[sizeLimit:4Gi]; data-2 map[sizeLimit:4Gi]")
+	f("{data: {claim: c}, "+all+"}", "data /var/lib/kvgate $(POD_NAME)/var/lib/kvgate; data /spool $(POD_NAME)/spool; data /record $(POD_NAME)/record",
+		"data map[claimName:c]")
+	f("{volumes: [{name: mine}], volumeMounts: [{name: mine, mountPath: /var/lib/}, {name: mine, mountPath: /rec}], "+all+"}",
+		"data-0 /spool; data-1 /record; mine /var/lib/; mine /rec", "data-0 map[sizeLimit:4Gi]; data-1 map[sizeLimit:4Gi]; mine")
 }
 
 // Mistakes are refused before anything is installed, by name.
@@ -353,6 +457,12 @@ func TestMistakes(t *testing.T) {
 	f("config: {admin: {listen: ':9'}}", "admin/listen")
 	f("config: {drain: {timeout: 120}}", "drain/timeout")
 	f("config: {state: {file: state}}", "state/file")
+	f("config: {record: {file: /record}}", "record/file")
+	f("config: {usage: {webhook: {spool: spool}}}", "webhook/spool")
+	f("config: {limits: {body_byte: 1MiB}}", "'body_byte' not allowed")
+	f("config: {pools: [{name: a, discovery: {kubernetes: {service: a, namespace: b}}}]}", "'namespace' not allowed")
+	f("config: {pools: [{name: a, policy: fastest, discovery: {kubernetes: {service: a}}}]}", "pools/0/policy")
+	f("config: {timeouts: {idle: 30}}", "timeouts/idle")
 	f("rollOnChange: never", "rollOnChange")
 	f("serviceAccount: {create: false}", "serviceAccount.name: name an existing service account")
 	f("httpRoute: {enabled: true}", "httpRoute.parentRefs: name the Gateway")
@@ -395,7 +505,7 @@ func TestRoles(t *testing.T) {
 		}
 	}
 	f("{name: a, discovery: {kubernetes: {service: x}}}", "[home] true")
-	f("{name: a, discovery: {kubernetes: {service: x, namespaces: [b, a]}}}, {name: b, discovery: {kubernetes: {service: y}}}, {name: c, discovery: {kubernetes: {service: z, namespaces: [a]}}}", "[a b home] true")
+	f("{name: a, discovery: {kubernetes: {service: x, namespaces: [b, a]}}}, {name: b, discovery: {kubernetes: {service: w}}}, {name: c, discovery: {kubernetes: {service: z, namespaces: [a]}}}", "[a b home] true")
 	f("{name: a, discovery: {static: ['http://10.0.0.1:8000']}}", "[] false")
 	f("{name: a, discovery: {kubernetes: {service: x, kubeconfig: /etc/other}}}", "[] false")
 }

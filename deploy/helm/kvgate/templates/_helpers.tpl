@@ -40,13 +40,39 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- toYaml $config -}}
 {{- end -}}
 
-{{/* What a reload cannot change: all but what kvgate config default does not mark so. */}}
+{{/* What a reload cannot change, by key. */}}
 {{- define "kvgate.restartConfig" -}}
 {{- $config := include "kvgate.config" . | fromYaml -}}
 {{- if eq .Values.rollOnChange "restart" -}}
-{{- $config = omit $config "retry" "health" "scrape" "state" "names" "auth" "quotas" "usage" "pools" -}}
+{{- $all := $config -}}
+{{- $config = dict -}}
+{{- range $key := include "kvgate.restartKeys" . | fromJsonArray -}}
+{{- $at := $all -}}
+{{- range splitList "." $key -}}
+{{- if kindIs "map" $at -}}{{- $at = get $at . -}}{{- end -}}
+{{- end -}}
+{{- if ne (toString $at) "" -}}{{- $_ := set $config $key $at -}}{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- toJson $config -}}
+{{- end -}}
+
+{{/* The directories that the configuration has files written into, as a JSON list, but for those with a volume of their own. */}}
+{{- define "kvgate.directories" -}}
+{{- $config := .Values.config -}}
+{{- $usage := default dict $config.usage -}}
+{{- $all := list -}}
+{{- range list (default dict $config.state).file $usage.file (default dict $usage.webhook).spool (default dict $config.record).file -}}
+{{- if . -}}
+{{- $dir := dir . -}}
+{{- $mounted := false -}}
+{{- range $.Values.volumeMounts -}}
+{{- if hasPrefix (printf "%s/" (trimSuffix "/" .mountPath)) (printf "%s/" $dir) -}}{{- $mounted = true -}}{{- end -}}
+{{- end -}}
+{{- if not $mounted -}}{{- $all = append $all $dir -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $all | uniq | toJson -}}
 {{- end -}}
 
 {{/* The namespaces in which pods are discovered, as a JSON list; empty if none are. */}}
