@@ -103,7 +103,11 @@ func (d *decoder) validate() {
 			"raise stale_after, or lower timeout")
 	}
 	if host, _, _ := hostPort(c.Admin.Listen); !loopback(host) {
-		d.warn("admin.listen", strconv.Quote(clip(c.Admin.Listen))+" can be reached from other machines and asks for no credentials: anyone there can read endpoint addresses, profiles and the configuration, and reload it",
+		asks, reload := "asks for no credentials", ", and reload it"
+		if !c.Admin.Token.IsZero() || c.Admin.TokenFile != "" {
+			asks, reload = "asks for credentials for actions alone", ""
+		}
+		d.warn("admin.listen", strconv.Quote(clip(c.Admin.Listen))+" can be reached from other machines and "+asks+": anyone there can read endpoint addresses, profiles and the configuration"+reload,
 			`write "127.0.0.1:`+strconv.Itoa(port(c.Admin.Listen))+`", or keep others out with a network policy`)
 	}
 	if c.Debug.Headers {

@@ -238,9 +238,8 @@ func TestAdapterRules(t *testing.T) {
 		}
 	}
 	var all struct{ Rules, ExternalRules []rule }
-	for i, block := range strings.Split(string(page), "```yaml\n") {
-		text, _, _ := strings.Cut(block, "```")
-		if i == 0 || !regexp.MustCompile(`(?m)^(rules|externalRules):`).MatchString(text) {
+	for _, text := range strings.Split(string(page), "```") {
+		if !strings.HasPrefix(text, "\nrules:") && !strings.HasPrefix(text, "\nexternalRules:") {
 			continue
 		}
 		if err := yaml.UnmarshalStrict([]byte(text), &all); err != nil {
