@@ -26,14 +26,7 @@ type fleet struct {
 
 func newFleet(t testing.TB) *fleet {
 	t.Helper()
-	bin, err := exec.LookPath("redis-server")
-	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("redis-server is not installed")
-		}
-		t.Skip("redis-server is not installed; apt-get install redis-server")
-	}
-	return &fleet{t: t, bin: bin, dir: t.TempDir()}
+	return &fleet{t: t, bin: binary(t), dir: t.TempDir()}
 }
 
 // start starts a server with these arguments and returns its client.
