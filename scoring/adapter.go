@@ -83,7 +83,6 @@ func (p *Policy) adapterPrices(sc *scratch, x *price, cost []float32, rec *recor
 	views := sc.adapters[:len(cost)]
 	inFlight := false
 	sc.pricings = 0
-	sc.sharers = p.sharers(c)
 	if len(cost) > lookAtAll && rec == nil && p.index != nil {
 		return p.boundAdapterPrices(sc, x, cost)
 	}
@@ -111,13 +110,7 @@ func (p *Policy) adapterPrices(sc *scratch, x *price, cost []float32, rec *recor
 
 // sharers is how many gateways like this one seem to send requests to the endpoints, by the share of them that are ours.
 // Each would load the adapter somewhere for itself.
-func (p *Policy) sharers(c *Candidates) float32 {
-	ours, others := int64(0), int64(0)
-	for _, ri := range c.target.Rows {
-		r := &c.snapshot.Rows[ri]
-		ours += r.Booked().Requests
-		others += int64(r.Foreign.Requests)
-	}
+func sharers(ours, others int64) float32 {
 	return min(1+float32(others)/float32(max(ours, 1)), maxSharers)
 }
 

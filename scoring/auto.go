@@ -251,6 +251,7 @@ func (p *Policy) auto(sc *scratch, rec *recorder, d *Decision) (version uint64, 
 	}
 	a := c.req.adapter()
 	if a != 0 {
+		sc.sharers = sharers(ours, others)
 		if !p.adapterPrices(sc, x, cost, rec) {
 			key = a
 		}

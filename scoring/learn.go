@@ -193,7 +193,7 @@ func (p *Policy) FirstToken(d *Decision, ttft time.Duration) {
 	envelope(&l.rate, own)
 	n := e.Prefills.Add(1)
 	typical := e.MedianPrefillTokensPerSecond.Update(func(v float64) float64 {
-		switch step := max(typicalGain, 1/float64(n+1)) * min(1, work/rateSample); {
+		switch step := max(typicalGain, 1/(float64(n)+1)) * min(1, work/rateSample); {
 		case v == 0:
 			return work / seconds
 		case work/seconds > v:
