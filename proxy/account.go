@@ -17,7 +17,8 @@ import (
 
 // end answers a request that failed without an answer, and accounts for it: the booking is released, the outcome
 // recorded, what can be learned from it learned. It runs exactly once per request, whatever happened.
-func (x *exchange) end(f *failure) {
+// It reports whether the client's connection is to be closed.
+func (x *exchange) end(f *failure) (closing bool) {
 	h := x.h
 	if f != nil && !x.committed {
 		x.answerFailure(f)
@@ -27,9 +28,7 @@ func (x *exchange) end(f *failure) {
 	}
 	x.leaveQueue()
 	x.release()
-	if x.client != nil {
-		watchHandle{x.client}.stop()
-	}
+	watchHandle{x.client}.stop()
 	if f != nil && f.outcome == ShuttingDown && x.lease.cancelled() == cancelledByDrain {
 		h.cut.Add(1) // before it leaves: who waits for it to leave wants to have it counted
 	}
@@ -37,19 +36,14 @@ func (x *exchange) end(f *failure) {
 	if x.retryTaken {
 		h.retrying.Add(-1)
 	}
-	if x.closing || f != nil && f.closing {
-		x.ctx.SetConnectionClose()
-	}
-	if x.client != nil {
-		// The answer is on its way. What the server makes of its own, empty one is not to follow it.
-		x.client.discard++
-	}
+	closing = x.closing || f != nil && f.closing
 	if x.routes.Quotas != nil {
 		x.settle(f)
 	}
 	x.report(f)
 	x.reset()
 	h.exchanges.Put(x)
+	return closing
 }
 
 // report hands the record over. A panic in whoever takes it is not to touch the answer, which is under way.
@@ -74,9 +68,9 @@ func (x *exchange) record(f *failure) {
 	r, now := &x.rec, time.Now()
 	*r = telemetry.Record{
 		RequestID:       text(x.requestID),
-		Method:          text(x.ctx.Request.Header.Method()),
+		Method:          x.facts.method,
 		Path:            text(x.path),
-		ClientAddr:      text(x.ipBuf[:x.addrLen]),
+		ClientAddr:      x.client.peerText(),
 		Status:          x.status,
 		Attempts:        x.attempts[:min(x.attempt, len(x.attempts))],
 		Stream:          x.wantsStream,
@@ -232,15 +226,16 @@ func (x *exchange) usage() openai.Usage {
 func (x *exchange) reset() {
 	x.dropWriter()
 	x.releaseRequest()
+	x.releaseHead()
 	x.releaseScan()
-	x.ctx, x.client, x.target, x.path, x.raw, x.requestID = nil, nil, nil, nil, nil, nil
+	x.client, x.path, x.requestID = nil, nil, nil
 	x.caller, x.tenant, x.class = nil, "", caller.Normal
 	x.route = openai.Route{}
 	x.name, x.routes, x.pool, x.pinned, x.snapshot, x.held, x.part, x.inStream = nil, nil, nil, nil, nil, nil, nil, nil
 	x.query = scoring.Request{}
 	x.decision = scoring.Decision{}
 	x.resp = response{}
-	x.bodyLen, x.ipLen, x.addrLen = 0, 0, 0
+	x.bodyLen = 0
 	x.attempt, x.attemptsBefore, x.status, x.bytesOut, x.deciding, x.dialing, x.explained = 0, 0, 0, 0, 0, 0, 0
 	x.named = names.Route{Rule: -1}
 	x.addUsage = false
@@ -251,6 +246,9 @@ func (x *exchange) reset() {
 	x.wantsStream, x.retryTaken, x.scanning, x.chunkedOut, x.committed, x.told, x.debug = false, false, false, false, false, false, false
 	x.firstToken, x.sentAt, x.readAt = time.Time{}, time.Time{}, time.Time{}
 	x.rec, x.trace = telemetry.Record{}, traced{}
+	if cap(x.pathBuf) > 256 {
+		x.pathBuf = nil
+	}
 	if x.prefix = x.prefix[:0]; cap(x.prefix) > 256 {
 		x.prefix = nil
 	}
@@ -301,7 +299,7 @@ func (x *exchange) sendWhole(w *writer, body []byte, out Outcome) {
 	w.b = strconv.AppendInt(w.b, int64(len(body)), 10)
 	w.b = append(w.b, "\r\n"...)
 	w.b = x.endHead(w.b, out)
-	if !x.headRequest {
+	if !x.headRequest() {
 		w.b = append(w.b, body...)
 		x.bytesOut += int64(len(body))
 	}
@@ -320,7 +318,7 @@ func (x *exchange) endHead(b []byte, out Outcome) []byte {
 	switch {
 	case x.closing:
 		b = append(b, "Connection: close\r\n"...)
-	case x.http10:
+	case x.facts.http10:
 		b = append(b, "Connection: keep-alive\r\n"...)
 	}
 	if t := x.query.Target; x.named.How == names.FellBack && t != nil && formSafe(t.Name) {
@@ -400,6 +398,7 @@ func (x *exchange) commit() {
 	if !x.committed {
 		x.committed = true
 		x.releaseRequest()
+		x.releaseHead()
 	}
 }
 

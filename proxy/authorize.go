@@ -36,7 +36,7 @@ func (x *exchange) authenticate() *failure {
 func (x *exchange) credential() []byte {
 	var found []byte
 	n := 0
-	for rest := x.raw; ; {
+	for rest := x.facts.raw; ; {
 		_, name, value, next := nextField(rest)
 		if len(name) == 0 {
 			break

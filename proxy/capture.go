@@ -23,5 +23,5 @@ func (x *exchange) capture() {
 	if c == nil || x.body.n == 0 {
 		return
 	}
-	(*c).Take(x.requestID, x.ctx.Request.Header.Method(), x.path, x.peek.Model, x.raw, x.body.bytes())
+	(*c).Take(x.requestID, bytesOf(x.facts.method), x.path, x.peek.Model, x.facts.raw, x.body.bytes())
 }

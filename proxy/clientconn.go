@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"strconv"
 	"sync/atomic"
 	"time"
 )
@@ -52,13 +53,13 @@ type clientConn struct {
 	lent      bool        // a requestBody uses part of in
 	r, w      int         // in.b[r:w] is not yet consumed
 	head      []byte      // what the server hasn't read yet of a checked head; part of in
+	whole     []byte      // the checked head, until the handler has taken it; part of in
 	sock      socket
+	fd        int       // descriptor of a plain socket while serveMore's read holds it; else 0
 	since     time.Time // when the current phase began; zero until somebody had to wait in it
 	readArmed time.Time // the deadline set on Conn; zero: none
 
 	// Writing.
-	discard     int // answers of the server that are not to be sent, since handlers have sent their own
-	discardSeen int // bytes of the CR LF CR LF at the end of the next one that have been seen
 	writeArmed  time.Time
 	writeForced bool // the deadline was set from outside
 
@@ -66,6 +67,9 @@ type clientConn struct {
 	closed atomic.Bool
 
 	watched watchState
+
+	peer    []byte // the client's address and port
+	peerLen int    // of the address in it
 }
 
 func newClientConn(c net.Conn, e *edge, release func()) *clientConn {
@@ -73,6 +77,24 @@ func newClientConn(c net.Conn, e *edge, release func()) *clientConn {
 	cc.sock.init(cc)
 	return cc
 }
+
+// learnPeer has ip and peerText know the client's address.
+func (c *clientConn) learnPeer() {
+	if a, ok := c.RemoteAddr().(*net.TCPAddr); ok {
+		ap := a.AddrPort()
+		var space [64]byte
+		b := ap.Addr().Unmap().AppendTo(space[:0])
+		c.peerLen = len(b)
+		b = strconv.AppendUint(append(b, ':'), uint64(ap.Port()), 10)
+		c.peer = append([]byte(nil), b...)
+	}
+}
+
+// ip is the client's address in text, empty where there is none.
+func (c *clientConn) ip() []byte { return c.peer[:c.peerLen] }
+
+// peerText is the client's address and port.
+func (c *clientConn) peerText() string { return text(c.peer) }
 
 // phase says what the next byte of a connection belongs to.
 type phase uint8
@@ -135,59 +157,13 @@ func (c *clientConn) nextHead() error {
 	if c.lent {
 		panic("BUG: the handler has not released the body")
 	}
+	c.whole = nil
 	if c.phase != inHead {
 		if err := c.skipBody(); err != nil {
 			return err
 		}
 	}
-	for {
-		b := c.buffered()
-		for len(b) > 1 && b[0] == '\r' { // an empty line before the request line
-			if c.extra++; b[1] != '\n' {
-				c.refuseWith(errLineEnd)
-				return nil
-			}
-			if c.extra > maxEmptyLines {
-				c.refuseWith(errLeadingLines)
-				return nil
-			}
-			c.r += 2
-			c.looked = 0
-			b = b[2:]
-		}
-		// A head that comes in many pieces is looked through once more when its end is there.
-		if len(b) > 0 && b[0] != '\r' && (c.looked == 0 || bytes.Contains(b[max(0, c.looked-3):], crlfcrlf)) {
-			var hi headInfo
-			n, rej := checkHead(b, &c.edge.limits, &hi)
-			if n > c.edge.headBytes {
-				rej = errHeadTooLarge
-			}
-			if rej != nil {
-				c.refuseWith(rej)
-				return nil
-			}
-			if n > 0 {
-				c.head = hi.cut(b[:n])
-				c.r += n
-				c.size = n
-				c.beginBody(&hi)
-				return nil
-			}
-		}
-		if len(b) > 0 {
-			if len(b) >= c.edge.headBytes {
-				c.refuseWith(errHeadTooLarge)
-				return nil
-			}
-			if rej := checkPartialHead(b, c.looked); rej != nil {
-				c.refuseWith(rej)
-				return nil
-			}
-			if c.looked == 0 && c.served { // the first head's time runs since accept
-				c.since = time.Now()
-			}
-			c.looked = len(b)
-		}
+	for !c.scanHead() {
 		if err := c.fill(); err != nil {
 			if err = c.endOfInput(err); err == errClientGone {
 				return io.EOF
@@ -197,6 +173,67 @@ func (c *clientConn) nextHead() error {
 			return nil
 		}
 	}
+	return nil
+}
+
+// scanHead looks for a head in the buffer. It reports false if more has to be read, else it has set c.head or c.fail.
+func (c *clientConn) scanHead() bool {
+	b := c.buffered()
+	for len(b) > 1 && b[0] == '\r' { // an empty line before the request line
+		if c.extra++; b[1] != '\n' {
+			c.refuseWith(errLineEnd)
+			return true
+		}
+		if c.extra > maxEmptyLines {
+			c.refuseWith(errLeadingLines)
+			return true
+		}
+		c.r += 2
+		c.looked = 0
+		b = b[2:]
+	}
+	// A head that comes in many pieces is looked through once more when its end is there.
+	if len(b) > 0 && b[0] != '\r' && (c.looked == 0 || bytes.Contains(b[max(0, c.looked-3):], crlfcrlf)) {
+		var hi headInfo
+		n, rej := checkHead(b, &c.edge.limits, &hi)
+		if n > c.edge.headBytes {
+			rej = errHeadTooLarge
+		}
+		if rej != nil {
+			c.refuseWith(rej)
+			return true
+		}
+		if n > 0 {
+			c.head = hi.cut(b[:n])
+			c.whole = c.head
+			c.r += n
+			c.size = n
+			c.beginBody(&hi)
+			return true
+		}
+	}
+	if len(b) > 0 {
+		if len(b) >= c.edge.headBytes {
+			c.refuseWith(errHeadTooLarge)
+			return true
+		}
+		if rej := checkPartialHead(b, c.looked); rej != nil {
+			c.refuseWith(rej)
+			return true
+		}
+		if c.looked == 0 && c.served { // the first head's time runs since accept
+			c.since = time.Now()
+		}
+		c.looked = len(b)
+	}
+	return false
+}
+
+// takeHead copies the head of the request, of len(c.whole) bytes, to dst. It is not kept after that.
+func (c *clientConn) takeHead(dst []byte) {
+	copy(dst, c.whole)
+	c.head, c.whole = nil, nil
+	c.freeInput()
 }
 
 // cut takes out of head what the server is not to see and returns the rest, which
@@ -265,6 +302,7 @@ func (c *clientConn) bodyLeft() bool {
 // a body r stays empty. b bounds what all bodies together hold. After a refusal r is
 // empty and the connection must be closed after the answer.
 func (c *clientConn) readBody(b *budget, r *requestBody) *rejection {
+	c.whole = nil
 	if c.phase == inHead {
 		return nil
 	}
@@ -571,7 +609,7 @@ func (c *clientConn) buffered() []byte {
 // freeInput gives the input buffer back if all of it is consumed, the server has read
 // the head in it and no body is used in it.
 func (c *clientConn) freeInput() {
-	if c.r == c.w && len(c.head) == 0 && c.in != nil && !c.lent {
+	if c.r == c.w && len(c.head) == 0 && len(c.whole) == 0 && c.in != nil && !c.lent {
 		putBodyBuffer(c.in)
 		c.in, c.r, c.w = nil, 0, 0
 	}
@@ -589,6 +627,16 @@ func (c *clientConn) inputClass() int {
 // fill reads more input into the buffer, behind what is there. The server has no head
 // left to read.
 func (c *clientConn) fill() error {
+	n, err := c.readRaw(c.room())
+	if n == 0 {
+		return err
+	}
+	c.w += n
+	return nil
+}
+
+// room returns where more input goes; nil: into a buffer that readRaw gets when there is something to read.
+func (c *clientConn) room() []byte {
 	if c.r == c.w {
 		c.freeInput()
 	} else if c.w == len(c.in.b) {
@@ -603,16 +651,10 @@ func (c *clientConn) fill() error {
 			c.in = in
 		}
 	}
-	var space []byte // nil: readRaw gets a buffer when there is something to read
-	if c.in != nil {
-		space = c.in.b[c.w:]
+	if c.in == nil {
+		return nil
 	}
-	n, err := c.readRaw(space)
-	if n == 0 {
-		return err
-	}
-	c.w += n
-	return nil
+	return c.in.b[c.w:]
 }
 
 // readRaw reads from the connection within the time that the phase leaves. It returns
@@ -620,14 +662,8 @@ func (c *clientConn) fill() error {
 func (c *clientConn) readRaw(p []byte) (int, error) {
 	now := time.Now()
 	for {
-		until := c.readUntil(now)
-		// The deadline that is armed may come too soon: then it is set anew when it
-		// fires. That spares a timer operation or two in every request.
-		if c.readArmed.IsZero() || c.readArmed.After(until) {
-			if err := c.Conn.SetReadDeadline(until); err != nil {
-				return 0, err
-			}
-			c.readArmed = until
+		if err := c.armRead(now); err != nil {
+			return 0, err
 		}
 		n, err := c.sock.read(p)
 		if n > 0 {
@@ -636,12 +672,30 @@ func (c *clientConn) readRaw(p []byte) (int, error) {
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return 0, err
 		}
-		now = time.Now()
-		if !now.Before(c.readUntil(now)) {
+		if now = time.Now(); c.overdue(now) {
 			return 0, err
 		}
-		c.readArmed = time.Time{}
 	}
+}
+
+// armRead sets the read deadline of the phase. One that is armed already may come too soon: then it is set anew when it
+// fires, which spares a timer operation or two in every request.
+func (c *clientConn) armRead(now time.Time) error {
+	until := c.readUntil(now)
+	if !c.readArmed.IsZero() && !c.readArmed.After(until) {
+		return nil
+	}
+	c.readArmed = until
+	return c.Conn.SetReadDeadline(until)
+}
+
+// overdue takes in that the read deadline has passed, and reports whether waiting ends.
+func (c *clientConn) overdue(now time.Time) bool {
+	if !now.Before(c.readUntil(now)) || c.phase == inHead && c.r == c.w && c.ended() {
+		return true
+	}
+	c.readArmed = time.Time{}
+	return false
 }
 
 // readUntil returns when waiting for input in the current phase ends.
@@ -659,26 +713,17 @@ func (c *clientConn) readUntil(now time.Time) time.Time {
 	}
 }
 
-// Write implements net.Conn. It is for the HTTP server, which answers what never got to the handler. The handler sends
-// its own answers; the empty ones that the server makes for it, which have a head and no body, end here.
-func (c *clientConn) Write(p []byte) (n int, err error) {
-	for c.discard > 0 && n < len(p) {
-		if p[n] == crlfcrlf[c.discardSeen] {
-			c.discardSeen++
-		} else if c.discardSeen = 0; p[n] == '\r' {
-			c.discardSeen = 1
-		}
-		if n++; c.discardSeen == len(crlfcrlf) {
-			c.discard--
-			c.discardSeen = 0
-		}
-	}
-	m, err := c.send(p[n:])
-	return n + m, err
-}
+// Write implements net.Conn, for the HTTP server, which answers what never got to the handler.
+func (c *clientConn) Write(p []byte) (n int, err error) { return c.send(p) }
 
 // send writes p to the client. It fails when the client takes nothing for writeStall to twice that.
 func (c *clientConn) send(p []byte) (n int, err error) {
+	if c.fd > 0 && !c.writeForced { // Fast path: what the socket takes at once needs no deadline.
+		if n = c.sock.tryWrite(c.fd, p); n == len(p) {
+			return n, nil
+		}
+		p = p[n:]
+	}
 	for len(p) > 0 {
 		if err := c.armWrite(); err != nil {
 			return n, err

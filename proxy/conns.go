@@ -142,6 +142,11 @@ type endpointConn struct {
 	readSome   func(fd uintptr) bool
 	readN      int
 	readErr    error
+	sendRead   func(fd uintptr) bool
+	out        []byte // to be written before reading
+	wrote      int
+	wroteAt    time.Time // when all of out had been
+	lateErr    error     // of a read whose caller wanted to know about writing
 }
 
 func newEndpointConn(c net.Conn, config *tls.Config) *endpointConn {
@@ -152,6 +157,7 @@ func newEndpointConn(c net.Conn, config *tls.Config) *endpointConn {
 	ec.tcp = rawConn(c)
 	ec.checkAlive = ec.peek
 	ec.readSome = ec.tryRead
+	ec.sendRead = ec.trySendRead
 	return ec
 }
 
@@ -165,8 +171,41 @@ func (c *endpointConn) live() bool {
 	return c.tcp.Control(c.checkAlive) == nil && c.alive
 }
 
+// errStale says that a kept connection was dead, or held bytes that nobody had asked for. Nothing has been written to it.
+var errStale = errors.New("the kept connection is dead")
+
+// send writes out, which is small, to a plain connection and, if all of it could be written at once, waits for the beginning
+// of the answer: fill finds that, or why there is none. It returns how much was written, and errStale if the connection was.
+//
+// All of this is one read to the runtime's poller, which forgets no readiness that is reported while it lasts. So it takes no
+// attempt to read before there can be anything to read.
+func (c *endpointConn) send(out []byte) (wrote int, err error) {
+	c.alive, c.out, c.wrote, c.readN, c.readErr = false, out, 0, 0, nil
+	c.wroteAt = time.Time{}
+	err = c.tcp.Read(c.sendRead)
+	c.out = nil
+	switch {
+	case err != nil && c.wrote == 0: // the deadline had passed
+		return 0, err
+	case !c.alive:
+		return 0, errStale
+	case c.wroteAt.IsZero():
+		return c.wrote, nil
+	case err != nil:
+		c.lateErr = err
+	default:
+		c.r, c.w = 0, c.readN
+		c.lateErr = c.readErr
+	}
+	return c.wrote, nil
+}
+
 // fill reads more input behind what there is. It returns an error and no bytes, or bytes and no error.
 func (c *endpointConn) fill() error {
+	if err := c.lateErr; err != nil {
+		c.lateErr = nil
+		return err
+	}
 	if c.r == c.w && c.in != nil {
 		c.dropInput()
 	}
@@ -249,7 +288,8 @@ type conns struct {
 
 var errTooManyConns = errors.New("too many connections to the endpoint")
 
-// get returns a connection to address that is live, dialling one if there is none. A nil config is one without TLS.
+// get returns a connection to address, dialling one if none is kept. One that was used before may have died since: it is
+// for who writes to it to find out. A nil config is one without TLS.
 func (cs *conns) get(l *lease, address string, config *tls.Config, o *PoolOptions, limit int) (*endpointConn, error) {
 	now := time.Now()
 	for {
@@ -263,7 +303,7 @@ func (cs *conns) get(l *lease, address string, config *tls.Config, o *PoolOption
 		cs.idle[n-1] = nil
 		cs.idle = cs.idle[:n-1]
 		cs.mu.Unlock()
-		if now.Sub(c.idleSince) < o.Timeouts.EndpointIdle && c.config == config && c.live() {
+		if now.Sub(c.idleSince) < o.Timeouts.EndpointIdle && c.config == config && c.tcp != nil && c.r == c.w {
 			if !l.attach(c.Conn) {
 				cs.put(c, now)
 				return nil, errCancelled

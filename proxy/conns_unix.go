@@ -5,6 +5,7 @@ package proxy
 import (
 	"io"
 	"syscall"
+	"time"
 )
 
 // canTryRead: tryRead can wait without a buffer.
@@ -15,6 +16,31 @@ func (c *endpointConn) peek(fd uintptr) {
 	var b [1]byte
 	_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
 	c.alive = err == syscall.EAGAIN
+}
+
+// trySendRead looks whether the connection is alive and writes c.out, and after that reads.
+func (c *endpointConn) trySendRead(fd uintptr) (done bool) {
+	if c.out == nil {
+		return c.tryRead(fd)
+	}
+	if c.alive = !c.used; c.used {
+		c.peek(fd)
+	}
+	if !c.alive {
+		return true
+	}
+	for {
+		n, err := syscall.Write(int(fd), c.out)
+		if err == syscall.EINTR {
+			continue
+		}
+		if c.wrote = max(n, 0); c.wrote < len(c.out) {
+			return true // for who can wait to go on with, or to find the error
+		}
+		c.out = nil
+		c.wroteAt = time.Now()
+		return false
+	}
 }
 
 // tryRead reads what is there into a new buffer. Where nothing is, it takes none: a connection that waits for its

@@ -198,6 +198,7 @@ func throughEdge(t testing.TB, skip bool, pieces ...string) (string, *rejection)
 			if len(c.head) > 0 || c.fail != nil {
 				continue
 			}
+			c.takeHead(nil)
 			var body requestBody
 			if !skip {
 				if rej := c.readBody(b, &body); rej != nil {

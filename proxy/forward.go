@@ -45,31 +45,45 @@ const (
 // forward sends the request to ep and relays the answer to the client. It returns nil if an answer has been relayed
 // whole, whatever its status.
 func (x *exchange) forward(ep *endpoint) *failure {
-	c, err := ep.conns.get(&x.lease, ep.Address, ep.tls(x.pool), x.pool, x.h.limits.EndpointConnections)
-	if err != nil {
-		return x.connectFailure(err)
-	}
-	x.conn = c
-	x.dialing, c.dialTook = x.dialing+c.dialTook, 0
+	var c *endpointConn
+	var complete bool
+	var wrote int
+	var err error
+	var until, firstToken time.Time
 	keep := false
 	defer func() {
 		// On every way out the connection goes back once: to the idle list after a clean end, else closed.
 		x.giveBack(ep, keep)
 	}()
+	for {
+		c, err = ep.conns.get(&x.lease, ep.Address, ep.tls(x.pool), x.pool, x.h.limits.EndpointConnections)
+		if err != nil {
+			return x.connectFailure(err)
+		}
+		x.conn = c
+		x.dialing, c.dialTook = x.dialing+c.dialTook, 0
 
-	out := x.writer()
-	var head requestHead
-	x.fillRequestHead(&head, ep)
-	out.b = appendRequestHead(out.b, &head)
-	complete, wrote, err := x.upload(c, out.b)
-	out.b = out.b[:0]
-	now := time.Now()
-	x.sentAt = now
-	firstToken := never
-	if x.wantsStream {
-		firstToken = after(now, x.pool.Timeouts.FirstToken)
+		out := x.writer()
+		x.putRequestHead(ep)
+		x.sentAt = time.Time{}
+		complete, wrote, err = x.upload(c, out.b)
+		out.b = out.b[:0]
+		if err != errStale {
+			break
+		}
+		x.conn = nil
+		x.lease.detach()
+		ep.conns.stale.Add(1)
+		ep.conns.drop(c)
 	}
-	until := earlier(firstToken, x.deadline)
+	if x.sentAt.IsZero() {
+		x.sentAt = time.Now()
+	}
+	firstToken = never
+	if x.wantsStream {
+		firstToken = after(x.sentAt, x.pool.Timeouts.FirstToken)
+	}
+	until = earlier(firstToken, x.deadline)
 	if err != nil {
 		if isTimeout(err) && x.lease.cancelled() == notCancelled {
 			return &failure{outcome: EndpointTimeout, err: errors.New("the endpoint took none of the request"), message: msgTimeout}
@@ -80,7 +94,7 @@ func (x *exchange) forward(ep *endpoint) *failure {
 			return f
 		}
 		// What the endpoint said before it closed may still be there to read.
-		until = earlier(until, now.Add(lateAnswer))
+		until = earlier(until, x.sentAt.Add(lateAnswer))
 	}
 
 	f := x.readHead(c, until)
@@ -106,6 +120,15 @@ func (x *exchange) forward(ep *endpoint) *failure {
 		return nil
 	}
 	return x.relayEnded(x.relay(ep, firstToken))
+}
+
+// putRequestHead puts the head for ep into the writer. It is apart from forward, whose stack a stream keeps.
+//
+//go:noinline
+func (x *exchange) putRequestHead(ep *endpoint) {
+	var head requestHead
+	x.fillRequestHead(&head, ep)
+	x.out.b = appendRequestHead(x.out.b[:0], &head)
 }
 
 // giveBack ends the use of the connection that the exchange holds, if it holds one.
@@ -175,12 +198,40 @@ func (x *exchange) upload(c *endpointConn, head []byte) (complete bool, wrote in
 		// Fast path: one write, which an empty socket buffer takes at once.
 		out := append(head, body...)
 		x.out.b = out // may have grown
+		written := 0
+		if c.plain {
+			now := x.attemptAt
+			if !c.used {
+				now = time.Now() // it took time to connect
+			}
+			until := x.deadline
+			if x.wantsStream {
+				until = earlier(after(now, x.pool.Timeouts.FirstToken), until)
+			}
+			x.armRead(c, until)
+			written, err = c.send(out)
+			if written == 0 && isTimeout(err) && x.lease.cancelled() == notCancelled && time.Now().Before(until) {
+				c.readArmed = time.Time{} // the deadline of an earlier request
+				x.armRead(c, until)
+				written, err = c.send(out)
+			}
+			x.sentAt = c.wroteAt
+			if err != nil || written == len(out) {
+				return err == nil, written, err
+			}
+			out = out[written:] // Slow path: the rest has to wait for room
+		} else if c.used && !c.live() {
+			return false, 0, errStale
+		}
 		if now := time.Now(); c.writeArmed.Before(now.Add(uploadStall)) {
 			c.writeArmed = now.Add(2 * uploadStall)
 			x.lease.deadline(true, c.writeArmed)
 		}
 		n, err := c.Conn.Write(out)
-		return err == nil, n, err
+		return err == nil, written + n, err
+	}
+	if c.used && !c.live() {
+		return false, 0, errStale
 	}
 	c.writeArmed = time.Time{}
 	defer x.lease.deadline(true, time.Time{})
@@ -226,14 +277,19 @@ func (x *exchange) upload(c *endpointConn, head []byte) (complete bool, wrote in
 	return true, wrote, nil
 }
 
+// armRead has reads end by the given instant, or before.
+func (x *exchange) armRead(c *endpointConn, until time.Time) {
+	if c.readArmed.IsZero() || c.readArmed.After(until) {
+		c.readArmed = until
+		x.lease.deadline(false, until)
+	}
+}
+
 // await reads more of the answer, until the given instant at the latest. The deadline that is armed may come too soon:
 // then it is set anew when it fires, which spares a timer operation per read.
 func (x *exchange) await(c *endpointConn, until time.Time) error {
 	for {
-		if c.readArmed.IsZero() || c.readArmed.After(until) {
-			c.readArmed = until
-			x.lease.deadline(false, until)
-		}
+		x.armRead(c, until)
 		err := c.fill()
 		if err == nil || !isTimeout(err) || x.lease.cancelled() != notCancelled || !time.Now().Before(until) {
 			return err
@@ -284,7 +340,7 @@ func (x *exchange) readHead(c *endpointConn, until time.Time) *failure {
 		if err == nil {
 			out := x.writer()
 			out.b = appendStatusLine(out.b[:0], status, reason)
-			out.b, err = parseResponse(out.b, fields, status, http10, x.headRequest, x.decision.Endpoint.URL, &x.resp)
+			out.b, err = parseResponse(out.b, fields, status, http10, x.headRequest(), x.decision.Endpoint.URL, &x.resp)
 			if err != nil {
 				out.b = out.b[:0]
 			}

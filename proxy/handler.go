@@ -3,13 +3,14 @@
 //
 // It writes both of its ends itself. Requests go to endpoints over connections of its own, since a general HTTP client
 // can neither say whether a failed request was executed nor be interrupted; answers are written to the client's
-// connection directly, so that a cut stream looks cut. fasthttp reads requests and keeps the connections.
+// connection directly, so that a cut stream looks cut. fasthttp accepts connections and reads the first head of each.
 //
 // It imports fasthttp and nothing else of the network but net and crypto/tls; it must not import config, discovery,
 // metrics or admin.
 package proxy
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
@@ -17,13 +18,11 @@ import (
 	"fmt"
 	"net"
 	"runtime/debug"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
 
-	"github.com/valyala/fasthttp"
 	"go.uber.org/zap"
 
 	"kvgate/internal/caller"
@@ -190,6 +189,8 @@ type Handler struct {
 	memory    *memoryGuard
 	watch     *watcher // nil: nobody is told when clients go
 
+	following following
+
 	shards   [activeShards]activeShard
 	nextSlot atomic.Uint32
 	retrying atomic.Int64 // requests in a second or later attempt
@@ -332,24 +333,19 @@ type exchange struct {
 	next, prev *exchange // of the shard's list
 	lease      lease
 
-	ctx         *fasthttp.RequestCtx
-	client      *clientConn
-	caller      *caller.Caller // who the request is from; nil with authentication off
-	tenant      string         // its tenant, "" without one
-	class       caller.Class   // its priority class
-	route       openai.Route
-	target      []byte // request target as it was sent
-	path        []byte // of it, up to the query
-	raw         []byte // the client's header lines
-	headRequest bool
-	http10      bool
-	debug       bool
-	began       time.Time // when the request's head had been read
-	requestID   []byte
-	idBuf       [maxRequestIDBytes]byte
-	ipBuf       [64]byte
-	ipLen       int
-	addrLen     int
+	client    *clientConn
+	caller    *caller.Caller // who the request is from; nil with authentication off
+	tenant    string         // its tenant, "" without one
+	class     caller.Class   // its priority class
+	route     openai.Route
+	facts     requestFacts
+	head      *buffer // memory of facts; nil once an answer is under way
+	path      []byte  // of the target, up to the query
+	pathBuf   []byte  // its memory once an answer is under way
+	debug     bool
+	began     time.Time // when the request's head had been read
+	requestID []byte
+	idBuf     [maxRequestIDBytes]byte
 
 	body        requestBody
 	bodyLen     int
@@ -421,18 +417,19 @@ func newExchange(h *Handler) *exchange {
 	return &exchange{h: h, shard: h.nextSlot.Add(1) % activeShards, named: names.Route{Rule: -1}}
 }
 
-// Serve handles one request. It is a fasthttp.RequestHandler.
-func (h *Handler) Serve(ctx *fasthttp.RequestCtx) {
+// serve handles the request whose head c has. It reports whether the connection is to be closed.
+func (h *Handler) serve(c *clientConn) (closing bool) {
 	x := h.exchanges.Get().(*exchange)
-	x.begin(ctx)
 	var f *failure
 	defer func() { // always runs, exactly once
 		if v := recover(); v != nil {
 			f = h.panicked(v)
 		}
-		x.end(f)
+		closing = x.end(f)
 	}()
+	x.begin(c)
 	f = x.handle()
+	return
 }
 
 // handle is the way of a request. It returns why the request did not end well.
@@ -492,83 +489,81 @@ func (x *exchange) serve() *failure {
 	}
 }
 
-// begin takes the facts of ctx that cost nothing.
-func (x *exchange) begin(ctx *fasthttp.RequestCtx) {
-	x.ctx = ctx
-	x.peek = peekPool.Get().(*openai.Request)
-	x.client = asClientConn(ctx.Conn())
+// begin takes the facts of the request that cost nothing.
+func (x *exchange) begin(c *clientConn) {
+	x.client = c
 	x.began = time.Now()
+	x.peek = peekPool.Get().(*openai.Request)
 	x.lease.reset()
-	hd := &ctx.Request.Header
-	x.raw = hd.RawHeaders()
-	x.http10 = !hd.IsHTTP11()
-	x.headRequest = hd.IsHead()
-	x.closing = hd.ConnectionClose() || x.h.draining.Load()
+	x.head = getBuffer(len(c.whole))
+	head := x.head.b[:len(c.whole)]
+	c.takeHead(head)
+	q := &x.facts
+	q.read(head)
+	x.closing = q.closing || x.h.draining.Load()
 	x.debug = x.h.opts.DebugHeaders
-	x.target = hd.RequestURI()
-	x.path = x.target
-	for i, c := range x.target {
-		if c == '?' {
-			x.path = x.target[:i]
-			break
-		}
+	x.path = q.target
+	if i := bytes.IndexByte(q.target, '?'); i >= 0 {
+		x.path = q.target[:i]
 	}
 	x.routes = x.h.routes.Load()
 	x.findHeaders()
-	if a, ok := ctx.RemoteAddr().(*net.TCPAddr); ok {
-		ap := a.AddrPort()
-		ip := ap.Addr().Unmap().AppendTo(x.ipBuf[:0])
-		x.ipLen = len(ip)
-		x.addrLen = len(strconv.AppendUint(append(ip, ':'), uint64(ap.Port()), 10))
-	}
 	x.h.enter(x)
 }
 
 // findHeaders looks for the client's fields that mean something to the handler itself.
 func (x *exchange) findHeaders() {
 	x.requestID = nil
-	var parent []byte
-	parents := 0
-	for rest := x.raw; ; {
-		_, name, value, next := nextField(rest)
-		if len(name) == 0 {
-			break
-		}
-		rest = next
-		switch {
-		case x.h.opts.Trace && len(name) == len("traceparent") && fieldNamed(name) == fTraceparent:
-			parents++
-			parent = value
-		case len(name) == 12 && fieldNamed(name) == fRequestID:
-			if !x.h.opts.ReplaceRequestID && validRequestID(value) {
-				x.requestID = value
-			}
-		case x.h.opts.DebugHeader != "" && string(name) == x.h.opts.DebugHeader: // canonical spelling only
-			x.debug = x.debug || string(value) == "1" || string(value) == "true"
+	if !x.h.opts.ReplaceRequestID {
+		if id, _ := x.facts.first(fRequestID); validRequestID(id) {
+			x.requestID = id
 		}
 	}
 	if x.requestID == nil {
 		x.requestID = appendRequestID(x.idBuf[:0])
 	}
+	if name := x.h.opts.DebugHeader; name != "" {
+		if v := x.Field(name); string(v) == "1" || string(v) == "true" {
+			x.debug = true
+		}
+	}
 	if x.h.opts.Trace {
-		if parents > 1 {
+		parent, n := x.facts.first(fTraceparent)
+		if n > 1 {
 			parent = nil // whose trace it is can't be said
 		}
 		x.trace.TraceContext, x.trace.continued = telemetry.NewTrace(parent, x.h.opts.TraceRatio)
 	}
 }
 
+// releaseHead gives the memory of the head back. What is still needed of it is copied.
+func (x *exchange) releaseHead() {
+	if x.head == nil {
+		return
+	}
+	x.path = append(x.pathBuf[:0], x.path...)
+	x.pathBuf = x.path
+	if len(x.requestID) > 0 && &x.requestID[0] != &x.idBuf[0] {
+		x.requestID = append(x.idBuf[:0], x.requestID...)
+	}
+	q := &x.facts
+	q.target, q.raw, q.host, q.contentType, q.contentEncoding, q.marked = nil, nil, nil, nil, nil, 0
+	x.head.release()
+	x.head = nil
+}
+
+func (x *exchange) headRequest() bool { return x.facts.method == "HEAD" }
+
 // read finds the route and reads the body.
 func (x *exchange) read() *failure {
-	hd := &x.ctx.Request.Header
-	route, ok := openai.FindRoute(hd.Method(), x.path)
+	route, ok := openai.FindRoute(bytesOf(x.facts.method), x.path)
 	x.route = route
 	if !ok {
 		x.unreadBody()
 		if route.Allow != "" {
 			return &failure{outcome: MethodNotAllowed, allow: route.Allow, message: "method not allowed here; use " + route.Allow}
 		}
-		return &failure{outcome: NotFound, message: noSuchPath(hd.Method(), x.path)}
+		return &failure{outcome: NotFound, message: noSuchPath(bytesOf(x.facts.method), x.path)}
 	}
 	if x.h.refusing.Load() {
 		x.unreadBody()
@@ -582,7 +577,7 @@ func (x *exchange) read() *failure {
 		x.unreadBody()
 		return f
 	}
-	if rej := readBody(x.ctx, x.h.budget, &x.body); rej != nil {
+	if rej := x.client.readBody(x.h.budget, &x.body); rej != nil {
 		f := &failure{outcome: outcomeOf(rej.code), message: rej.reason, closing: true}
 		if f.outcome == Saturated {
 			f.retryAfterSeconds = 1
@@ -595,7 +590,7 @@ func (x *exchange) read() *failure {
 	case openai.KindJSON:
 		err = openai.Peek(route.API, x.body.bytes(), x.peek)
 	case openai.KindMultipart:
-		err = openai.PeekMultipart(route.API, text(x.ctx.Request.Header.ContentType()), x.body.bytes(), x.peek)
+		err = openai.PeekMultipart(route.API, text(x.facts.contentType), x.body.bytes(), x.peek)
 	}
 	x.wantsStream = x.peek.Stream
 	x.capture()
@@ -618,7 +613,7 @@ func (x *exchange) unreadBody() {
 
 // checkContent refuses bodies in a form that can't be looked into.
 func (x *exchange) checkContent() *failure {
-	if ce := x.ctx.Request.Header.ContentEncoding(); len(ce) > 0 && !equalFold(ce, "identity") {
+	if ce := x.facts.contentEncoding; len(ce) > 0 && !equalFold(ce, "identity") {
 		return &failure{outcome: UnsupportedMediaType, message: "compressed request bodies are not supported; send it without Content-Encoding", closing: true}
 	}
 	return nil
@@ -733,22 +728,25 @@ func (x *exchange) forwardBody() []byte {
 }
 
 func (x *exchange) fillRequestHead(h *requestHead, ep *endpoint) {
+	q := &x.facts
 	*h = requestHead{
-		method:      x.ctx.Request.Header.Method(),
-		target:      x.target,
-		raw:         x.raw,
+		method:      bytesOf(q.method),
+		target:      q.target,
+		raw:         q.raw,
+		marks:       q.marks[:q.marked],
+		lookThrough: q.more || q.nominates || x.h.opts.DebugHeader != "",
 		host:        ep.Address,
 		apiKey:      x.pool.APIKey,
 		dropAuth:    x.pool.DropAuthorization || x.caller != nil,
 		requestID:   x.requestID,
 		rank:        x.decision.Rank,
 		forwarded:   x.h.forwarded,
-		clientIP:    x.ipBuf[:x.ipLen],
-		clientHost:  x.ctx.Request.Header.Host(),
+		clientIP:    x.client.ip(),
+		clientHost:  q.host,
 		https:       x.client.https(),
 		debugHeader: x.h.opts.DebugHeader,
 		length:      len(x.forwardBody()),
-		hasBody:     x.ctx.IsPost() || x.ctx.IsPut() || x.ctx.IsPatch(),
+		hasBody:     q.method == "POST" || q.method == "PUT" || q.method == "PATCH",
 		plain:       x.rewrites(),
 	}
 	if x.h.opts.Trace {

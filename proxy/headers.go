@@ -24,6 +24,7 @@ const (
 	fAPIKey // x-api-key, api-key
 	fContentType
 	fContentEncoding
+	fAcceptEncoding
 	fRetryAfter
 	fRequestID
 	fTraceparent
@@ -47,6 +48,7 @@ var fieldNames = map[field][]string{
 	fAPIKey:           {"api-key", "x-api-key"},
 	fContentType:      {"content-type"},
 	fContentEncoding:  {"content-encoding"},
+	fAcceptEncoding:   {"accept-encoding"},
 	fRetryAfter:       {"retry-after"},
 	fRequestID:        {"x-request-id"},
 	fTraceparent:      {"traceparent"},
@@ -74,8 +76,9 @@ var fieldsByLength = func() (t [20][]namedField) {
 // fieldNamed classifies a header field. It does not allocate.
 func fieldNamed(name []byte) field {
 	if len(name) < len(fieldsByLength) {
+		first := lower(name[0])
 		for i := range fieldsByLength[len(name)] {
-			if n := &fieldsByLength[len(name)][i]; equalFold(name, n.name) {
+			if n := &fieldsByLength[len(name)][i]; n.name[0] == first && equalFold(name, n.name) {
 				return n.field
 			}
 		}
@@ -139,6 +142,8 @@ const (
 type requestHead struct {
 	method, target []byte
 	raw            []byte // the client's field lines, ending in an empty line or not
+	marks          []mark // of raw: the lines to decide on, in order
+	lookThrough    bool   // any line may be one to decide on
 	host           string // the endpoint's
 	apiKey         string // replaces the client's Authorization; "" keeps it
 	dropAuth       bool   // the client's Authorization and API keys go no further
@@ -166,59 +171,37 @@ func appendRequestHead(dst []byte, h *requestHead) []byte {
 	dst = append(dst, h.host...)
 	dst = append(dst, "\r\n"...)
 
-	connection := connectionOptions(h.raw)
 	var forwardedFor []byte // the last X-Forwarded-For line's value; earlier ones are kept as they are
-	run, at := h.raw, 0     // run[:at] are lines to keep that have not been copied yet
-	for rest := h.raw; ; {
-		line, name, value, next := nextField(rest)
-		if len(name) == 0 {
-			break
-		}
-		rest = next
-		keep := true
-		switch fieldNamed(name) {
-		case fOther, fContentType, fContentEncoding, fRetryAfter, fLocation:
-		case fTraceparent:
-			keep = h.trace == nil
-		case fTracestate:
-			keep = h.trace == nil || h.trace.continued
-		case fAuthorization:
-			keep = !h.dropAuth && h.apiKey == ""
-		case fAPIKey:
-			keep = !h.dropAuth
-		case fForwardedFor:
-			if keep = false; h.forwarded == forwardedAppend {
-				if forwardedFor != nil {
-					dst = append(dst, "X-Forwarded-For: "...)
-					dst = append(dst, forwardedFor...)
-					dst = append(dst, "\r\n"...)
-				}
-				forwardedFor = value
+	at := 0                 // raw[:at] has been copied or dropped
+	if !h.lookThrough {
+		for i := range h.marks {
+			m := &h.marks[i]
+			if !h.keeps(m.field, h.raw[m.from:m.to]) {
+				dst = append(dst, h.raw[at:m.from]...)
+				dst, forwardedFor = h.forwardedFor(dst, forwardedFor, m.field, h.raw[m.from:m.to])
+				at = int(m.to)
 			}
-		case fForwarded:
-			// What a client says of proto and host is replaced by what we see of it even when appending: both are
-			// single values, and ours is the one that is true.
-			keep = h.forwarded == forwardedAppend && !ourForwarded(name)
-		default:
-			keep = false
 		}
-		if keep && connection != nil && nominates(connection, name) {
-			keep = false
+		dst = append(dst, h.raw[at:]...)
+	} else { // Slow path
+		connection := connectionOptions(h.raw)
+		for from := 0; ; {
+			line, name, _, _ := nextField(h.raw[from:])
+			if len(name) == 0 {
+				dst = append(dst, h.raw[at:from]...)
+				break
+			}
+			f := fieldNamed(name)
+			to := from + len(line)
+			if !h.keeps(f, line) || connection != nil && nominates(connection, name) ||
+				h.debugHeader != "" && len(name) == len(h.debugHeader) && bytes.EqualFold(name, bytesOf(h.debugHeader)) {
+				dst = append(dst, h.raw[at:from]...)
+				dst, forwardedFor = h.forwardedFor(dst, forwardedFor, f, line)
+				at = to
+			}
+			from = to
 		}
-		if keep && h.plain && len(name) == len("accept-encoding") && equalFold(name, "accept-encoding") {
-			keep = false
-		}
-		if keep && h.debugHeader != "" && len(name) == len(h.debugHeader) && bytes.EqualFold(name, []byte(h.debugHeader)) {
-			keep = false
-		}
-		if keep {
-			at += len(line)
-			continue
-		}
-		dst = append(dst, run[:at]...)
-		run, at = rest, 0
 	}
-	dst = append(dst, run[:at]...)
 
 	if h.hasBody || h.length > 0 {
 		dst = append(dst, "Content-Length: "...)
@@ -265,6 +248,44 @@ func appendRequestHead(dst []byte, h *requestHead) []byte {
 		}
 	}
 	return append(dst, "\r\n\r\n"...)
+}
+
+// keeps reports whether a line of the field goes on as it is.
+func (h *requestHead) keeps(f field, line []byte) bool {
+	switch f {
+	case fOther, fContentType, fContentEncoding, fRetryAfter, fLocation:
+		return true
+	case fAcceptEncoding:
+		return !h.plain
+	case fTraceparent:
+		return h.trace == nil
+	case fTracestate:
+		return h.trace == nil || h.trace.continued
+	case fAuthorization:
+		return !h.dropAuth && h.apiKey == ""
+	case fAPIKey:
+		return !h.dropAuth
+	case fForwarded:
+		// What a client says of proto and host is replaced by what we see of it even when appending: both are
+		// single values, and ours is the one that is true.
+		return h.forwarded == forwardedAppend && !ourForwarded(line[:bytes.IndexByte(line, ':')])
+	}
+	return false
+}
+
+// forwardedFor takes in a line that doesn't go on as it is: X-Forwarded-For goes on with the last one's value, and earlier
+// ones as they are.
+func (h *requestHead) forwardedFor(dst, last []byte, f field, line []byte) (newDst, newLast []byte) {
+	if f != fForwardedFor || h.forwarded != forwardedAppend {
+		return dst, last
+	}
+	if last != nil {
+		dst = append(dst, "X-Forwarded-For: "...)
+		dst = append(dst, last...)
+		dst = append(dst, "\r\n"...)
+	}
+	_, _, value, _ := nextField(line)
+	return dst, value
 }
 
 // ourForwarded reports whether name is one of the X-Forwarded fields that we set.

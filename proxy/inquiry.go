@@ -29,9 +29,9 @@ type namer interface {
 // books, charges and remembers nothing.
 func (h *Handler) Explain(in *Inquiry) (e scoring.Explanation, err error) {
 	x := newExchange(h)
-	x.routes, x.peek, x.raw = h.routes.Load(), new(openai.Request), in.Head
-	x.target = []byte(in.Path)
-	x.path = x.target
+	x.routes, x.peek, x.facts.raw = h.routes.Load(), new(openai.Request), in.Head
+	x.facts.target = []byte(in.Path)
+	x.path = x.facts.target
 	route, ok := openai.FindRoute([]byte("POST"), x.path)
 	if !ok || route.Kind != openai.KindJSON {
 		return e, fmt.Errorf("path %s: nothing is decided there; try /v1/chat/completions", in.Path)

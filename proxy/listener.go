@@ -69,7 +69,9 @@ func (l *listener) Accept() (net.Conn, error) {
 			continue
 		}
 		l.accepted.Add(1)
-		return newClientConn(c, l.edge, l.release), nil
+		cc := newClientConn(c, l.edge, l.release)
+		cc.learnPeer()
+		return cc, nil
 	}
 }
 

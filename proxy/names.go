@@ -15,7 +15,7 @@ import (
 
 // Field returns the value of the client's first header field with this name, in any case; nil if there is none.
 func (x *exchange) Field(name string) []byte {
-	for rest := x.raw; ; {
+	for rest := x.facts.raw; ; {
 		_, n, value, next := nextField(rest)
 		if len(n) == 0 {
 			return nil

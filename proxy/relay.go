@@ -292,12 +292,12 @@ func (x *exchange) beginAnswer(fr framing, length int64) {
 	x.chunkedOut = false
 	b := x.writer().b
 	switch {
-	case fr == byLength, fr == noBody && (!x.headRequest || length > 0) && x.resp.status != 204 && x.resp.status != 304:
+	case fr == byLength, fr == noBody && (!x.headRequest() || length > 0) && x.resp.status != 204 && x.resp.status != 304:
 		b = append(b, "Content-Length: "...)
 		b = strconv.AppendInt(b, length, 10)
 		b = append(b, "\r\n"...)
 	case fr == noBody:
-	case x.http10:
+	case x.facts.http10:
 		x.closing = true
 	default:
 		x.chunkedOut = true
@@ -419,7 +419,7 @@ func (x *exchange) cut(f *failure) *failure {
 		return f
 	}
 	w := x.writer()
-	if x.resp.events && !x.resp.encoded && (x.chunkedOut || x.http10) {
+	if x.resp.events && !x.resp.encoded && (x.chunkedOut || x.facts.http10) {
 		event := x.appendErrorEvent(nil, f)
 		if x.chunkedOut {
 			w.b = strconv.AppendUint(w.b, uint64(len(event)), 16)
@@ -429,7 +429,7 @@ func (x *exchange) cut(f *failure) *failure {
 		} else {
 			w.b = append(w.b, event...)
 		}
-	} else if x.http10 && x.resp.framing != byLength {
+	} else if x.facts.http10 && x.resp.framing != byLength {
 		x.client.resetOnClose() // nothing else tells the end of a 1.0 answer from its middle
 	}
 	x.flushBody()

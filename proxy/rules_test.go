@@ -26,8 +26,16 @@ func TestRequestHead(t *testing.T) {
 		t.Helper()
 		h := h
 		change(&h)
+		h.lookThrough = true
 		if got := string(appendRequestHead(nil, &h)); got != want {
 			t.Errorf("got\n%s\nwant\n%s", got, want)
+		}
+		// The same by marks, but for what only looking through finds.
+		var q requestFacts
+		q.read([]byte("POST /v1/x?a=%2F HTTP/1.1\r\n" + strings.Replace(raw, ", X-Nominated\r\nX-Nominated: 1", "", 1)))
+		h.raw, h.marks, h.lookThrough = q.raw, q.marks[:q.marked], false
+		if got := string(appendRequestHead(nil, &h)); got != want {
+			t.Errorf("by marks: got\n%s\nwant\n%s", got, want)
 		}
 	}
 	const head = "POST /v1/x?a=%2F HTTP/1.1\r\nHost: 10.0.0.1:8000\r\nX-B: 1\r\nx-a:  two \r\n"

@@ -164,7 +164,8 @@ func (s *Server) Shutdown(ctx context.Context) Drained {
 	s.mu.Unlock()
 	running := h.Active()
 	h.log.Debug("no new connections are taken", zap.Int("running", running), zap.Duration("timeout_seconds", s.o.DrainTimeout))
-	// fasthttp closes its listeners and idle connections, and waits for the others.
+	// fasthttp closes its listeners and the connections that have not sent anything, and waits for its others.
+	h.following.end()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -173,13 +174,19 @@ func (s *Server) Shutdown(ctx context.Context) Drained {
 			_ = l.Close()
 		}
 		s.serving.Wait()
+		h.following.wg.Wait()
 	}()
 	t := time.NewTimer(s.o.DrainTimeout)
 	defer t.Stop()
 	last := time.NewTimer(lastRequests)
 	defer last.Stop()
+	wake := time.NewTicker(250 * time.Millisecond) // for connections that have been taken over since
+	defer wake.Stop()
 	for waiting := true; waiting; {
 		select {
+		case <-wake.C:
+			h.following.end()
+			continue
 		case <-last.C:
 			h.refusing.Store(true)
 			running = max(running, h.Active())
@@ -231,12 +238,16 @@ func sleep(ctx context.Context, d time.Duration) {
 
 // rejected accounts for a request that was refused before it was one.
 func (h *Handler) rejected(ctx *fasthttp.RequestCtx, rej *rejection) {
+	h.observeRejection(&telemetry.Record{
+		Method: text(ctx.Request.Header.Method()), Path: text(ctx.Request.Header.RequestURI()), ClientAddr: ctx.RemoteAddr().String(),
+	}, rej)
+}
+
+// observeRejection completes the record of such a request and hands it over.
+func (h *Handler) observeRejection(r *telemetry.Record, rej *rejection) {
 	if h.opts.Sink == nil {
 		return
 	}
-	out := outcomeOf(rej.code)
-	h.opts.Sink.Observe(&telemetry.Record{
-		Method: text(ctx.Request.Header.Method()), Path: text(ctx.Request.Header.RequestURI()),
-		ClientAddr: ctx.RemoteAddr().String(), Status: rej.status, Outcome: out.String(), Error: rej.reason,
-	})
+	r.Status, r.Outcome, r.Error = rej.status, outcomeOf(rej.code).String(), rej.reason
+	h.opts.Sink.Observe(r)
 }

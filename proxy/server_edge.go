@@ -52,6 +52,7 @@ func newServer(o serverOptions) *fasthttp.Server {
 		NoDefaultContentType:         true,
 		SecureErrorLogMessage:        true,
 		CloseOnShutdown:              true,
+		KeepHijackedConns:            true,
 	}
 }
 
@@ -111,28 +112,52 @@ func writeRejection(ctx *fasthttp.RequestCtx, rej *rejection) {
 // writeError makes an error object in OpenAI's form ctx's answer. message and code
 // must be constants that need no escaping in JSON.
 func writeError(ctx *fasthttp.RequestCtx, status int, code, message string) {
-	kind := "invalid_request_error"
-	switch {
-	case status == 401:
-		kind = "authentication_error"
+	switch errorKind(status) {
+	case "authentication_error":
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
-	case status == 429:
-		kind = "rate_limit_error"
+	case "rate_limit_error":
 		ctx.Response.Header.Set("Retry-After", "1")
-	case status >= 500:
-		kind = "server_error"
 	}
 	ctx.SetStatusCode(status)
 	ctx.SetContentType("application/json")
-	var space [256]byte
-	b := append(space[:0], `{"error":{"message":`...)
+	ctx.SetBody(appendErrorObject(nil, status, code, message))
+}
+
+func errorKind(status int) string {
+	switch {
+	case status == 401:
+		return "authentication_error"
+	case status == 429:
+		return "rate_limit_error"
+	case status >= 500:
+		return "server_error"
+	}
+	return "invalid_request_error"
+}
+
+func appendErrorObject(b []byte, status int, code, message string) []byte {
+	b = append(b, `{"error":{"message":`...)
 	b = strconv.AppendQuote(b, message)
 	b = append(b, `,"type":"`...)
-	b = append(b, kind...)
+	b = append(b, errorKind(status)...)
 	b = append(b, `","param":null,"code":"`...)
 	b = append(b, code...)
-	b = append(b, `"}}`...)
-	ctx.SetBody(b)
+	return append(b, `"}}`...)
+}
+
+// appendRejection appends the rest of an answer, from within its head, that says what writeRejection does.
+func appendRejection(b []byte, rej *rejection) []byte {
+	switch errorKind(rej.status) {
+	case "authentication_error":
+		b = append(b, "WWW-Authenticate: Bearer\r\n"...)
+	case "rate_limit_error":
+		b = append(b, "Retry-After: 1\r\n"...)
+	}
+	body := appendErrorObject(nil, rej.status, rej.code, rej.reason)
+	b = append(b, "Content-Length: "...)
+	b = strconv.AppendInt(b, int64(len(body)), 10)
+	b = append(b, "\r\n\r\n"...)
+	return append(b, body...)
 }
 
 // serverLogger takes fasthttp's messages. They may quote what clients sent, keys

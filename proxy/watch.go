@@ -3,6 +3,7 @@ package proxy
 import (
 	"net"
 	"sync"
+	"time"
 )
 
 // A goneNotifier is told that a client has gone. clientGone is called at most once
@@ -17,6 +18,54 @@ type watchState struct {
 	gone       bool
 	token      uint64
 	notify     goneNotifier // nil: no request is being served
+	waits      bool         // for a request: who wants that to end expires its read deadline
+	ended      bool         // it is to wait for no other
+}
+
+// wait notes that c waits for its next request, and reports false if it is not to any more.
+func (c *clientConn) wait() bool {
+	s := &c.watched
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waits = !s.ended
+	return s.waits
+}
+
+// waited ends wait.
+func (c *clientConn) waited() {
+	c.watched.mu.Lock()
+	c.watched.waits = false
+	c.watched.mu.Unlock()
+}
+
+// pause reports whether c, which waits, may do so without looking for input: it will be told of it, of the client's going,
+// and of the server's end. The deadline is set first, since whoever tells does so by it.
+func (c *clientConn) pause() bool {
+	if c.armRead(time.Now()) != nil {
+		return false
+	}
+	s := &c.watched
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.registered && !s.gone && !s.ended
+}
+
+// end ends c's waiting for its next request, if that is what it does, and has it not wait again.
+func (c *clientConn) end() {
+	s := &c.watched
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+	if s.waits {
+		_ = c.Conn.SetReadDeadline(expired)
+	}
+}
+
+// ended reports whether c is not to wait for another request.
+func (c *clientConn) ended() bool {
+	c.watched.mu.Lock()
+	defer c.watched.mu.Unlock()
+	return c.watched.ended
 }
 
 // A watchHandle ends a watch. The zero value ends nothing.
@@ -61,10 +110,14 @@ func (h watchHandle) stop() {
 }
 
 // hangUp records that the client has gone and tells whoever watches.
-func (s *watchState) hangUp() {
+func (c *clientConn) hangUp() {
+	s := &c.watched
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.gone = true
+	if s.waits {
+		_ = c.Conn.SetReadDeadline(expired)
+	}
 	if n := s.notify; n != nil {
 		s.notify = nil
 		n.clientGone()

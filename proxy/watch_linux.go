@@ -79,7 +79,7 @@ func (w *watcher) run(rc syscall.RawConn) {
 			delete(w.conns, token)
 			w.mu.Unlock()
 			if c != nil {
-				c.watched.hangUp()
+				c.hangUp()
 			}
 		}
 	}
