@@ -35,11 +35,11 @@ type Stream struct {
 
 	// Most events differ from the one before in one text, and in digits. prev holds
 	// the data of the last one read, if it was short. If learned is set, it told
-	// nothing new, and neither does an event with the same bytes (up to digits) before
-	// headEnd and from tailStart on, and a text between them.
+	// nothing new, and neither does an event with the same bytes (up to digits), nor one
+	// with the same before headEnd and from tailStart on, and a text between them.
 	prev      [448]byte
 	prevLen   int16
-	headEnd   int16 // inside the text, which is a string nobody looks at
+	headEnd   int16 // inside the text, which is a string nobody looks at; prevLen if it isn't known
 	tailStart int16 // the text's closing quote
 	learned   bool
 	typed     bool // its type stands in its data
@@ -276,7 +276,7 @@ func (s *Stream) wholeData(d []byte) {
 		}
 		return
 	}
-	// Slow path: read it, and learn what the text is by where d departs from prev.
+	// Slow path: read it, and learn what the text is by where d departs from prev; nowhere if a server repeats itself.
 	s.learned = false
 	n := commonPrefix(d, s.prev[:s.prevLen])
 	s.prevLen = int16(copy(s.prev[:], d))
@@ -284,10 +284,14 @@ func (s *Stream) wholeData(d []byte) {
 	inText := !s.w.esc && (s.w.state == lexSkipString || s.w.state == lexInString && s.w.unread())
 	rest := d[n:]
 	s.after(rest[s.w.feed(rest):])
-	if f := &s.w.facts; inText && s.w.state == lexEnd && !s.junk && f.flags&^(sawChoice|sawOutput) == 0 && f.usage.has == 0 && f.finish.n == 0 &&
-		f.keepID && (f.typ == typeNone || f.typ == typeOther || f.typ == typeDelta) {
-		end, _ := stringEnd(d, n)
-		s.headEnd, s.tailStart = int16(n), int16(end-1)
+	if f := &s.w.facts; (inText || n == len(d)) && s.w.state == lexEnd && !s.junk && f.flags&^(sawChoice|sawOutput) == 0 &&
+		f.usage.has == 0 && f.finish.n == 0 && f.keepID && (f.typ == typeNone || f.typ == typeOther || f.typ == typeDelta) {
+		end := n // of the text; without one, no tail follows
+		s.headEnd, s.tailStart = int16(n), int16(n)
+		if inText {
+			end, _ = stringEnd(d, n)
+			s.tailStart = int16(end - 1)
+		}
 		// No known key or type has a digit, so other digits tell nothing; but a key may be
 		// spelled with them.
 		s.learned = bytes.IndexByte(d[:n], '\\') < 0 && bytes.IndexByte(d[end:], '\\') < 0
@@ -295,16 +299,20 @@ func (s *Stream) wholeData(d []byte) {
 	}
 }
 
-// sameButText reports whether d is prev with another text and, maybe, other
+// sameButText reports whether d is prev with another text, if any, and maybe other
 // digits.
 func (s *Stream) sameButText(d []byte) bool {
-	head, tail := s.prev[:s.headEnd], s.prev[s.tailStart:s.prevLen]
+	n := commonPrefix(d, s.prev[:s.prevLen])
+	if n == len(d) && n == int(s.prevLen) {
+		return true
+	}
+	tail := s.prev[s.tailStart:s.prevLen]
 	at := len(d) - len(tail)
-	if at < len(head) || commonPrefix(d, head) < len(head) || commonPrefix(d[at:], tail) < len(tail) {
+	if n < int(s.headEnd) || at < int(s.headEnd) || commonPrefix(d[at:], tail) < len(tail) {
 		return false
 	}
 	// The text must end where the tail begins.
-	end, ok := stringEnd(d, len(head))
+	end, ok := stringEnd(d, int(s.headEnd))
 	return ok && end-1 == at
 }
 

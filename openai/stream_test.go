@@ -348,6 +348,12 @@ func BenchmarkStreamFeed(b *testing.B) {
 				i++
 			})
 		})
+		b.Run(fmt.Sprintf("%s/repeated", strings.TrimSuffix(file, ".sse")), func(b *testing.B) {
+			var s Stream
+			s.Feed(events[0])
+			b.SetBytes(int64(len(tokens[0])))
+			reportCPU(b, func() { s.Feed(tokens[0]) })
+		})
 	}
 }
 
@@ -375,6 +381,22 @@ func TestStreamShortcut(t *testing.T) {
 	}
 	if s = run(a, b, c); !s.learned {
 		t.Error("the shortcut was not learned from three events")
+	}
+	// One that repeats itself, and then doesn't.
+	if s = run(a, a, a); !s.learned {
+		t.Error("the shortcut was not learned from an event that came twice")
+	}
+	s = run(a, a, a, a+" ", b, chunk("b", `"stop"`))
+	if s.FinishReason() != "stop" || s.Events() != 6 {
+		t.Error(summary(s))
+	}
+	s = run(a, a, a, a[:len(a)-1]+`,"error":"x"}`)
+	if !s.Failed() {
+		t.Error(summary(s))
+	}
+	s = run(a, a, a, a+` "}`)
+	if s.Events() != 4 || s.Failed() {
+		t.Error(summary(s))
 	}
 	// A text that ends early, and goes on as the members that matter.
 	s = run(a, b, c, chunk(`d"},"finish_reason":"abort"},{"delta":{"content":"`, "null"))
