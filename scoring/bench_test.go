@@ -115,3 +115,72 @@ func BenchmarkPrefix(b *testing.B) {
 		}
 	})
 }
+
+// BenchmarkIndex is what looking up and inserting cost in a table of the default size that is full of what others were
+// sent, so that each bucket comes from memory: prompts that nobody has sent before, and such that one endpoint of 8 holds
+// whole, or up to the middle. 16 KB of prompt are 40 blocks, 256 KB are 184, and 2 MB 1,024.
+func BenchmarkIndex(b *testing.B) {
+	s := newTable(b, 8, nil).Load()
+	target := s.TargetString("m")
+	r := rand.New(rand.NewPCG(1, 1))
+	x := NewIndex(0)
+	sc := blockScale{perByte: 0.25, most: 1 << 20}
+	random := func(dst []uint64) {
+		for i := range dst {
+			dst[i] = r.Uint64()
+		}
+	}
+	prefix := make([]uint64, 64)
+	for i := range 2 * len(x.buckets) * bucketWords / len(prefix) {
+		random(prefix)
+		s.Rows[i%8].Endpoint.TakeIn(r.Int64N(10_000)) // so that ages differ
+		x.insert(&Request{Target: target, Prefix: prefix}, &s.Rows[i%8], sc)
+	}
+	var seen slotSet
+	var out [maxMatches]match
+	for _, n := range []int{4, 40, 184, 1024} {
+		req := Request{Target: target, Prefix: make([]uint64, n)}
+		b.Run(fmt.Sprintf("unknown/blocks=%d/lookup", n), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				random(req.Prefix)
+				if len(x.lookup(&req, s, out[:0], &seen)) > 1 {
+					b.Fatal("found")
+				}
+			}
+		})
+		b.Run(fmt.Sprintf("unknown/blocks=%d/lookup+insert", n), func(b *testing.B) {
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				random(req.Prefix)
+				if len(x.lookup(&req, s, out[:0], &seen)) > 1 {
+					b.Fatal("found")
+				}
+				s.Rows[i%8].Endpoint.TakeIn(r.Int64N(10_000))
+				x.insert(&req, &s.Rows[i%8], sc)
+			}
+		})
+		for _, held := range []struct {
+			name string
+			of   int
+		}{{"known", 1}, {"half", 2}} {
+			known := make([][]uint64, 200_000/n)
+			for i := range known {
+				known[i] = make([]uint64, n)
+				random(known[i])
+				x.insert(&Request{Target: target, Prefix: known[i][:n/held.of]}, &s.Rows[i%8], sc)
+			}
+			b.Run(fmt.Sprintf("%s/blocks=%d/lookup", held.name, n), func(b *testing.B) {
+				b.ReportAllocs()
+				found := 0
+				for i := 0; b.Loop(); i++ {
+					req.Prefix = known[i%len(known)]
+					found += len(x.lookup(&req, s, out[:0], &seen))
+				}
+				if found < b.N*9/10 {
+					b.Fatalf("%d of %d found", found, b.N)
+				}
+			})
+		}
+	}
+}

@@ -18,9 +18,9 @@ import (
 // about when the server, which evicts what was used least recently, has forgotten it too. Servers free a prompt from its
 // tail, so the tokens before a block count as taken in after it: tails are forgotten first.
 type Index struct {
-	words  []atomic.Uint64
-	shift  uint            // of a hash, to its bucket
-	clocks []atomic.Uint64 // by slot: the clock under which the slot was last written to, as an entry with tag 0
+	buckets []bucket
+	shift   uint                          // of a hash, to its bucket
+	clocks  *[1 << slotBits]atomic.Uint64 // by slot: the clock under which the slot was last written to, as an entry with tag 0
 
 	// hits is the share of the prefix tokens believed to be cached that really were, as far as servers tell; 0 is unknown.
 	hits pool.Float
@@ -50,7 +50,6 @@ const (
 	restampUnits = 16
 
 	longestUnits = 1 << 17 // 8 million tokens: no prompt is longer
-
 )
 
 // DefaultIndexBytes is the size of an [Index] that suits up to a thousand endpoints.
@@ -66,19 +65,19 @@ func NewIndex(size int) *Index {
 	buckets := max(size, minIndexBytes) / (bucketWords * wordBytes)
 	log := bits.Len(uint(buckets)) - 1
 	return &Index{
-		words:  make([]atomic.Uint64, bucketWords<<log),
-		shift:  uint(64 - log),
-		clocks: make([]atomic.Uint64, 1<<slotBits),
+		buckets: make([]bucket, 1<<log),
+		shift:   uint(64 - log),
+		clocks:  new([1 << slotBits]atomic.Uint64),
 	}
 }
 
 // Bytes is the memory that the table takes.
-func (x *Index) Bytes() int { return (len(x.words) + len(x.clocks)) * wordBytes }
+func (x *Index) Bytes() int { return (len(x.buckets)*bucketWords + len(x.clocks)) * wordBytes }
 
-func (x *Index) bucket(hash uint64) []atomic.Uint64 {
-	i := hash >> x.shift * bucketWords
-	return x.words[i : i+bucketWords : i+bucketWords]
-}
+// A bucket is filled from its start, and no entry of it is ever taken out: what follows a 0 is 0, too.
+type bucket [bucketWords]atomic.Uint64
+
+func (x *Index) bucket(hash uint64) *bucket { return &x.buckets[hash>>x.shift] }
 
 // tag is the part of the hash that an entry keeps: its lowest bits, which have no part in choosing the bucket. No tag is
 // 0, so that an entry isn't either.
@@ -112,58 +111,124 @@ func (s *slotSet) add(slot uint64)      { s[slot/64] |= 1 << (slot % 64) }
 
 // lookup appends to out the endpoints of req's pool that hold the start of its prompt, and how much of it each holds. seen
 // is scratch, and empty before and after.
+func (x *Index) lookup(req *Request, s *pool.Snapshot, out []match, seen *slotSet) []match {
+	l := search{x, s, req.Prefix, min(len(req.Target.Rows), maxMatches), out, seen}
+	l.blocks(0, len(req.Prefix))
+	for i := range l.out {
+		seen[(l.out[i].owner&slotMask)/64] = 0
+	}
+	return l.out
+}
+
+// A search is one lookup.
+type search struct {
+	x      *Index
+	s      *pool.Snapshot
+	prefix []uint64
+	most   int // matches
+	out    []match
+	seen   *slotSet // slots of out
+}
+
+// blocks finds the endpoints that hold block lo, and as much of what follows before hi; those that hold hi are in l.out.
 //
 // It goes from the last block to the first, so that the first entry of an endpoint is the longest prefix that it holds: an
-// entry stands for all blocks before it, which are forgotten later, both by servers and here. Those that no longer have
-// room in the table, because more endpoints hold them than fit, are not missed that way. An entry counts with the one
-// before it only: tags are short, and a prompt has hundreds of blocks.
-func (x *Index) lookup(req *Request, s *pool.Snapshot, out []match, seen *slotSet) []match {
-	prefix := req.Prefix
-	rows := len(req.Target.Rows)
-	touched := len(prefix)
-	for k := len(prefix) - 1; k >= 0 && len(out) < min(rows, maxMatches); k-- {
-		if k < touched {
-			touched = max(0, k+1-touchBlocks)
-			x.touch(prefix[touched : k+1])
+// entry stands for all blocks before it, which are forgotten later, both by servers and here. So where nobody new holds the
+// first blocks of a range nobody new holds the others, and they aren't looked at: of a prompt that nobody knows, all but its
+// beginning. It takes several blocks to tell, since others displace entries; and a block that no longer has room in the
+// table for all who hold it tells nothing, so they are not missed.
+func (l *search) blocks(lo, hi int) {
+	if len(l.out) >= l.most {
+		return
+	}
+	if hi-lo > askedBlocks {
+		if l.anyNew(l.prefix[lo : lo+askedBlocks]) {
+			middle := int(uint(lo+hi) / 2)
+			l.blocks(middle, hi)
+			l.blocks(lo, middle)
 		}
-		t := tag(prefix[k])
-		b := x.bucket(prefix[k])
+		return
+	}
+	l.x.touch(l.prefix[lo:hi])
+	for k := hi - 1; k >= lo && len(l.out) < l.most; k-- {
+		l.block(k)
+	}
+}
+
+// askedBlocks is how many blocks tell whether those behind them may be known.
+const askedBlocks = 4
+
+// anyNew reports whether an endpoint that isn't in l.out holds one of the blocks, or may have lost it for want of room.
+func (l *search) anyNew(blocks []uint64) bool {
+	l.x.touch(blocks)
+	var m match
+	for _, hash := range blocks {
+		t := tag(hash)
+		b := l.x.bucket(hash)
 		for link := uint64(1); ; link++ {
 			same := 0
 			for i := range b {
-				w := b[i].Load()
-				if w>>tagShift != t {
-					continue
-				}
-				same++
-				slot := w >> ownerShift & slotMask
-				if seen.has(slot) {
-					continue
-				}
-				row := s.RowOf(uint16(slot))
-				if row < 0 {
-					continue
-				}
-				m := match{row: row, blocks: k + 1}
-				m.at(&s.Rows[row])
-				if w>>ownerShift&ownerMask != m.owner || m.age(w) > m.limit || k > 0 && !x.holds(prefix[k-1], m.owner) {
-					continue
-				}
-				seen.add(slot)
-				if out = append(out, m); len(out) == maxMatches {
-					break
+				if w := b[i].Load(); w>>tagShift == t {
+					same++
+					if l.isNew(w, &m) {
+						return true
+					}
 				}
 			}
-			if same < bucketWords || link == chainBuckets || len(out) == maxMatches {
+			if same < bucketWords {
 				break
 			}
-			b = x.bucket(mix(prefix[k], link))
+			if link == chainBuckets {
+				return true
+			}
+			b = l.x.bucket(mix(hash, link))
 		}
 	}
-	for i := range out {
-		seen[(out[i].owner&slotMask)/64] = 0
+	return false
+}
+
+// isNew reports whether the entry w is of an endpoint that still holds it and isn't in l.out, and fills m if so.
+func (l *search) isNew(w uint64, m *match) bool {
+	slot := w >> ownerShift & slotMask
+	if l.seen.has(slot) {
+		return false
 	}
-	return out
+	row := l.s.RowOf(uint16(slot))
+	if row < 0 {
+		return false
+	}
+	m.row = row
+	m.at(&l.s.Rows[row])
+	return w>>ownerShift&ownerMask == m.owner && m.age(w) <= m.limit
+}
+
+// block adds the holders of block k. An entry counts with the one before it only: tags are short, and a prompt has hundreds
+// of blocks.
+func (l *search) block(k int) {
+	t := tag(l.prefix[k])
+	b := l.x.bucket(l.prefix[k])
+	m := match{blocks: k + 1}
+	for link := uint64(1); ; link++ {
+		same := 0
+		for i := range b {
+			w := b[i].Load()
+			if w>>tagShift != t {
+				continue
+			}
+			same++
+			if !l.isNew(w, &m) || k > 0 && !l.x.holds(l.prefix[k-1], m.owner) {
+				continue
+			}
+			l.seen.add(w >> ownerShift & slotMask)
+			if l.out = append(l.out, m); len(l.out) == maxMatches {
+				return
+			}
+		}
+		if same < bucketWords || link == chainBuckets {
+			return
+		}
+		b = l.x.bucket(mix(l.prefix[k], link))
+	}
 }
 
 // holds reports whether owner has an entry for the block, however old, or may have lost it for want of room.
@@ -328,18 +393,19 @@ func (x *Index) put(hash, owner, stamp uint64) (before uint64) {
 		free, same := -1, 0
 		for i := range b {
 			w := b[i].Load()
-			if w>>ownerShift == key {
-				// A difference that wraps is a stamp older than the one there: this block lies further back in this prompt.
-				if d := (stamp - w) & stampMask; d >= restampUnits && d < stampMask-longestUnits {
-					b[i].Store(key<<ownerShift | stamp)
-				}
-				return w
-			}
 			if w>>tagShift == t {
+				if w>>ownerShift == key {
+					// A difference that wraps is a stamp older than the one there: this block lies further back in this prompt.
+					if d := (stamp - w) & stampMask; d >= restampUnits && d < stampMask-longestUnits {
+						b[i].Store(key<<ownerShift | stamp)
+					}
+					return w
+				}
 				same++
 			}
-			if w == 0 && free < 0 {
+			if w == 0 {
 				free = i
+				break
 			}
 		}
 		if free < 0 {
@@ -356,18 +422,16 @@ func (x *Index) put(hash, owner, stamp uint64) (before uint64) {
 }
 
 // oldest is the entry whose endpoint has taken in most since, or is another process by now, which makes it void.
-func (x *Index) oldest(b []atomic.Uint64) (victim int, void bool) {
+func (x *Index) oldest(b *bucket) (victim int, void bool) {
 	most := uint64(0)
 	for i := range b {
 		w := b[i].Load()
 		c := x.clocks[w>>ownerShift&slotMask].Load()
-		age := (c - w) & stampMask
 		if (c^w)>>ownerShift&ownerMask != 0 {
 			return i, true
 		}
-		if age > most {
-			victim, most = i, age
-		}
+		// No branch: which entry is the oldest can't be predicted.
+		most = max(most, (c-w)&stampMask*bucketWords+uint64(bucketWords-1-i))
 	}
-	return victim, false
+	return bucketWords - 1 - int(most%bucketWords), false
 }

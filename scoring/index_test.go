@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"math/rand/v2"
 	"strconv"
 	"sync"
 	"testing"
@@ -408,6 +409,84 @@ func TestPrefixHeldByAHundredEndpointsIsFound(t *testing.T) {
 	}
 	if m := x.lookup(prompt(s, text(2, 8000)), s, nil, &seen); len(m) != 0 {
 		t.Errorf("another prompt is found on %d endpoints", len(m))
+	}
+}
+
+// Whoever was sent the start of a prompt is found, with as much of it as it was sent, whatever others hold of it.
+func TestLookupFindsTheLongestOfEach(t *testing.T) {
+	const rows, prompts, blocks, common = 40, 24, 300, 120
+	s := newTable(t, rows, nil).Load()
+	sc := blockScale{perByte: 0.25, most: 1 << 20}
+	r := rand.New(rand.NewPCG(1, 1))
+	for range 20 {
+		x := NewIndex(16 << 20)
+		reqs := make([]*Request, prompts)
+		shared := make([]int, prompts) // how much of its beginning has the next prompt, too
+		for p := range reqs {
+			reqs[p] = &Request{Target: s.TargetString("m"), Prefix: make([]uint64, 1+r.IntN(blocks))}
+			n := 0
+			if p > 0 && r.IntN(4) > 0 {
+				n = copy(reqs[p].Prefix, reqs[p-1].Prefix[:min(len(reqs[p-1].Prefix), r.IntN(common))])
+				shared[p-1] = n
+			}
+			for k := n; k < len(reqs[p].Prefix); k++ {
+				reqs[p].Prefix[k] = r.Uint64()
+			}
+		}
+		var want [prompts][rows]int
+		for range 1 + r.IntN(100) {
+			p, row := r.IntN(prompts), r.IntN(rows)
+			part := *reqs[p]
+			n := 1 + r.IntN(len(part.Prefix))
+			part.Prefix = part.Prefix[:n]
+			x.insert(&part, &s.Rows[row], sc)
+			want[p][row] = max(want[p][row], n)
+			for q, n := p, n; q > 0; q-- {
+				n = min(n, shared[q-1])
+				want[q-1][row] = max(want[q-1][row], n)
+			}
+			for q, n := p, n; q < prompts-1; q++ {
+				n = min(n, shared[q])
+				want[q+1][row] = max(want[q+1][row], n)
+			}
+		}
+		var seen slotSet
+		for p, req := range reqs {
+			var got [rows]int
+			for _, m := range x.lookup(req, s, nil, &seen) {
+				got[m.row] = m.blocks
+			}
+			if got != want[p] {
+				t.Fatalf("prompt %d of %d blocks: found\n%v; want\n%v", p, len(req.Prefix), got, want[p])
+			}
+		}
+		if seen != (slotSet{}) {
+			t.Fatal("the scratch set is not empty afterwards")
+		}
+	}
+}
+
+// A few entries that others displaced don't hide what is behind them.
+func TestLostEntriesHideNothing(t *testing.T) {
+	s := newTable(t, 2, nil).Load()
+	sc := blockScale{perByte: 0.25, most: 1 << 20}
+	req := prompt(s, text(1, 100_000))
+	n := len(req.Prefix)
+	var seen slotSet
+	for first := range n - askedBlocks {
+		x := NewIndex(1 << 20)
+		x.insert(req, &s.Rows[1], sc)
+		for _, hash := range req.Prefix[first : first+askedBlocks-1] {
+			b := x.bucket(hash)
+			for i := range b {
+				if w := b[i].Load(); w>>tagShift == tag(hash) {
+					b[i].Store(w ^ 1<<tagShift)
+				}
+			}
+		}
+		if m := x.lookup(req, s, nil, &seen); len(m) != 1 || m[0].row != 1 || m[0].blocks != n {
+			t.Errorf("without blocks %d to %d of %d: %+v", first, first+askedBlocks-2, n, m)
+		}
 	}
 }
 

@@ -1,8 +1,6 @@
 package scoring
 
 import (
-	"sync/atomic"
-
 	"kvgate/pool"
 )
 
@@ -17,7 +15,7 @@ type SavedPrefix struct {
 const maxSavedPrefixes = 1 << 20
 
 // Buckets tells tables of different sizes apart.
-func (x *Index) Buckets() int { return len(x.words) / bucketWords }
+func (x *Index) Buckets() int { return len(x.buckets) }
 
 // Save returns, by row of s, the entries that its endpoint is believed to hold still. Others may write meanwhile.
 func (x *Index) Save(s *pool.Snapshot) [][]SavedPrefix {
@@ -26,8 +24,8 @@ func (x *Index) Save(s *pool.Snapshot) [][]SavedPrefix {
 	for i := range s.Rows {
 		now[i].at(&s.Rows[i])
 	}
-	for i := range x.words {
-		w := x.words[i].Load()
+	for i := range len(x.buckets) * bucketWords {
+		w := x.buckets[i/bucketWords][i%bucketWords].Load()
 		if w == 0 {
 			continue
 		}
@@ -53,13 +51,13 @@ func (x *Index) Restore(r *pool.Row, entries []SavedPrefix, since int64) {
 		if bucket >= uint64(x.Buckets()) || t == 0 || age > m.limit {
 			continue
 		}
-		b := x.words[bucket*bucketWords : (bucket+1)*bucketWords]
+		b := &x.buckets[bucket]
 		b[x.place(b, t<<(slotBits+epochBits)|m.owner)].Store(t<<tagShift | m.owner<<ownerShift | (m.clock-age)&stampMask)
 	}
 }
 
 // place is where in b an entry with the key goes: where it is, where there is room, or else in place of the oldest.
-func (x *Index) place(b []atomic.Uint64, key uint64) int {
+func (x *Index) place(b *bucket, key uint64) int {
 	free := -1
 	for i := range b {
 		switch w := b[i].Load(); {
