@@ -69,35 +69,87 @@ func largePage(t testing.TB) string {
 	return page.String()
 }
 
+// startPages starts n servers of page in another process, and returns their URLs.
+func startPages(t testing.TB, n int, page string) (urls []string) {
+	file := filepath.Join(t.TempDir(), "page")
+	if err := os.WriteFile(file, []byte(page), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d", pageServersEnv, n), pageServersFile+"="+file)
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		stdin.Close()
+		_ = cmd.Wait()
+	})
+	lines := bufio.NewScanner(stdout)
+	for len(urls) < n && lines.Scan() {
+		urls = append(urls, lines.Text())
+	}
+	return urls
+}
+
+// BenchmarkScrape reads pages of 2 KB and of 300 KB, and a list of models, as a scraper does that has seen them before, and reports the
+// processor time of each: over the wire and, to compare with, over net/http.
+func BenchmarkScrape(b *testing.B) {
+	large := largePage(b)
+	for _, page := range []struct{ name, text, path string }{
+		{"2KB", vllmPage + strings.Repeat("# HELP some text about what nobody reads on a page\n", 33), "/metrics"},
+		{"300KB", large, "/metrics"},
+		{"list", "", "/v1/models"},
+	} {
+		u := startPages(b, 1, page.text)[0] + page.path
+		o := Options{Now: clock, Timeout: 10 * time.Second}
+		if err := o.fill(); err != nil {
+			b.Fatal(err)
+		}
+		for _, over := range []string{"net-http", "wire"} {
+			b.Run(page.name+"/"+over, func(b *testing.B) {
+				c := newClient(PoolOptions{}, &o)
+				if over == "net-http" {
+					c.asker = &netHTTP{&http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 1, ReadBufferSize: 16 << 10}, o.Timeout}
+				}
+				defer c.close()
+				d := Lookup("vllm")
+				p := newPage(d.want, d)
+				b.ReportAllocs()
+				start := cpuTime(b)
+				for b.Loop() {
+					var err error
+					if page.text == "" {
+						_, err = c.models(b.Context(), u)
+					} else {
+						_, err = c.page(b.Context(), u, p)
+					}
+					if err != nil {
+						b.Fatal(err)
+					}
+				}
+				b.ReportMetric(float64((cpuTime(b)-start).Microseconds())/float64(b.N), "cpu-µs/op")
+			})
+		}
+	}
+}
+
 // BenchmarkHundredEndpoints scrapes 100 servers with pages of 300 KB once a second, for ten seconds, and reports how many
 // processor cores that takes.
 func BenchmarkHundredEndpoints(b *testing.B) {
 	const endpoints, period = 100, 10 * time.Second
 	page := largePage(b)
-	file := filepath.Join(b.TempDir(), "page")
-	if err := os.WriteFile(file, []byte(page), 0o600); err != nil {
-		b.Fatal(err)
-	}
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d", pageServersEnv, endpoints), pageServersFile+"="+file)
-	cmd.Stderr = os.Stderr
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		b.Fatal(err)
-	}
-	defer cmd.Wait()
-	defer stdin.Close()
 	specs := make([]pool.Spec, 0, endpoints)
-	lines := bufio.NewScanner(stdout)
-	for len(specs) < endpoints && lines.Scan() {
-		specs = append(specs, pool.Spec{URL: lines.Text(), Dialect: "vllm"})
+	for _, u := range startPages(b, endpoints, page) {
+		specs = append(specs, pool.Spec{URL: u, Dialect: "vllm"})
 	}
 
 	var scrapes atomic.Int64

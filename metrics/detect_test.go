@@ -46,7 +46,7 @@ func (h *hosts) RoundTrip(r *http.Request) (*http.Response, error) {
 
 func (h *hosts) locator(dialect *Dialect) *locator {
 	return &locator{
-		client:  &client{http: &http.Client{Transport: h}, timeout: time.Minute, limit: 1 << 20},
+		client:  &client{asker: &netHTTP{transport: h, timeout: time.Minute}, timeout: time.Minute, limit: 1 << 20},
 		base:    "http://h:8000",
 		dialect: dialect,
 	}

@@ -10,10 +10,8 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptrace"
 	"net/url"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -96,90 +94,43 @@ const (
 	maxErrorBodyBytes = 8 << 10 // read from answers that aren't pages, so that the connection can be used again
 )
 
-func newTransport(tlsConfig *tls.Config) *http.Transport {
-	return &http.Transport{
-		Proxy:                  nil, // not the environment's: endpoints are addressed directly
-		DialContext:            (&net.Dialer{KeepAlive: 15 * time.Second}).DialContext,
-		TLSClientConfig:        tlsConfig,
-		DisableCompression:     true,
-		MaxIdleConnsPerHost:    1,
-		IdleConnTimeout:        4 * time.Second, // uvicorn closes idle connections after 5
-		MaxResponseHeaderBytes: maxHeaderBytes,
-		ReadBufferSize:         16 << 10,
-	}
+// An asker asks for url and gives the answer to use, whose error it returns. It is a [wire], or a test's.
+type asker interface {
+	ask(ctx context.Context, url, accept string, use func(*http.Response) error) error
+	close()
 }
 
-// A client asks one server for things.
+// A client asks the servers at one endpoint for things.
 type client struct {
-	http    *http.Client
-	apiKey  string
-	timeout time.Duration
-	limit   int64 // bytes of a page, decompressed
+	asker
+	timeout time.Duration // the asker's
+	limit   int64         // bytes of a page, decompressed
 	gunzip  *gzip.Reader
 }
 
-func newClient(t *http.Transport, apiKey string, timeout time.Duration, limit int64) *client {
-	return &client{
-		http: &http.Client{
-			Transport:     t,
-			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		},
-		apiKey:  apiKey,
-		timeout: timeout,
-		limit:   limit,
-	}
+func newClient(p PoolOptions, o *Options) *client {
+	return &client{asker: newWire(p.TLS, p.APIKey, o.Timeout), timeout: o.Timeout, limit: o.MaxPageBytes}
 }
 
 // get asks for url and gives a body of status 200 to read, within the time limit. What read returns becomes an [Error].
 func (c *client) get(ctx context.Context, url, accept string, read func(h http.Header, body io.Reader, framed bool) error) error {
-	ctx, cancel := context.WithTimeout(ctx, c.timeout)
-	defer cancel()
-	var dial dialing
-	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(ctx, dial.trace()), http.MethodGet, url, nil)
-	if err != nil {
-		return &Error{Fault: FaultRefused, URL: url, What: err.Error(), Err: err}
-	}
-	req.Header.Set("Accept", accept)
-	req.Header.Set("User-Agent", "kvgate")
-	if c.apiKey != "" {
-		req.Header.Set("Authorization", "Bearer "+c.apiKey)
-	}
-	resp, err := c.http.Do(req)
-	if err != nil {
-		err = c.describe(url, err)
-		if e, ok := err.(*Error); ok && e.Fault == FaultTimeout && dial.begun.Load() && !dial.done.Load() {
-			e.Fault, e.What = FaultUnreachable, fmt.Sprintf("no connection within %v", c.timeout)
+	err := c.ask(ctx, url, accept, func(resp *http.Response) error {
+		if resp.StatusCode != http.StatusOK {
+			return statusError(url, resp)
 		}
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return statusError(url, resp)
-	}
-	body, err := c.decoded(resp)
+		body, err := c.decoded(resp)
+		if err != nil {
+			return err
+		}
+		return read(resp.Header, body, resp.ContentLength >= 0 || len(resp.TransferEncoding) > 0)
+	})
 	if err == nil {
-		err = read(resp.Header, body, resp.ContentLength >= 0 || len(resp.TransferEncoding) > 0)
+		return nil
 	}
-	if err != nil {
-		return c.describe(url, err)
+	if e, ok := err.(*Error); ok {
+		return e
 	}
-	return nil
-}
-
-// dialing tells a server that cannot be connected to from one that does not answer: to the client both are timeouts.
-type dialing struct{ begun, done atomic.Bool }
-
-func (d *dialing) trace() *httptrace.ClientTrace {
-	return &httptrace.ClientTrace{
-		DNSStart:     func(httptrace.DNSStartInfo) { d.begun.Store(true) },
-		ConnectStart: func(string, string) { d.begun.Store(true) },
-		ConnectDone: func(_, _ string, err error) {
-			if err == nil {
-				d.done.Store(true)
-			}
-		},
-		GotConn: func(httptrace.GotConnInfo) { d.done.Store(true) }, // it may be another's
-	}
+	return c.describe(url, err)
 }
 
 // decoded returns the body of resp without the compression that nobody asked for.
@@ -276,9 +227,13 @@ func statusError(url string, resp *http.Response) error {
 
 // describe turns what went wrong on the way into an Error.
 func (c *client) describe(url string, err error) error {
+	var dial dialError
+	unconnected := errors.As(err, &dial)
+	if unconnected {
+		err = dial.error
+	}
 	e := &Error{URL: url, Err: err}
 	var js errJSON
-	var netErr net.Error
 	var dns *net.DNSError
 	var encoding encodingError
 	var record tls.RecordHeaderError
@@ -300,33 +255,25 @@ func (c *client) describe(url string, err error) error {
 		e.Fix = "turn compression off between kvgate and the server"
 	case errors.Is(err, gzip.ErrHeader), errors.Is(err, gzip.ErrChecksum):
 		e.Fault, e.What = FaultEncoding, "broken gzip, which wasn't asked for"
-	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &netErr) && netErr.Timeout():
+	case unconnected && (errors.Is(err, context.DeadlineExceeded) || isTimeout(err)):
+		e.Fault, e.What = FaultUnreachable, fmt.Sprintf("no connection within %v", c.timeout)
+	case errors.Is(err, context.DeadlineExceeded), isTimeout(err):
 		e.Fault, e.What = FaultTimeout, fmt.Sprintf("no whole answer within %v", c.timeout)
-	case errors.As(err, &record), errors.As(err, &verify), errors.As(err, &authority):
-		e.Fault, e.What = FaultTLS, cause(err)
-		e.Fix = "check the endpoint's scheme and the pool's tls settings"
-	case strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"):
+	case errors.As(err, &record) && string(record.RecordHeader[:]) == "HTTP/":
 		e.Fault, e.What, e.Fix = FaultTLS, "the server doesn't speak TLS", "write http:// instead of https://"
+	case errors.As(err, &record), errors.As(err, &verify), errors.As(err, &authority):
+		e.Fault, e.What = FaultTLS, err.Error()
+		e.Fix = "check the endpoint's scheme and the pool's tls settings"
 	case errors.As(err, &dns):
-		e.Fault, e.What = FaultRefused, cause(err)
+		e.Fault, e.What = FaultRefused, err.Error()
 	case errors.Is(err, syscall.ECONNREFUSED):
 		e.Fault, e.What = FaultRefused, "connection refused: nothing listens there"
 	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
-		e.Fault, e.What = FaultUnreachable, cause(err)
+		e.Fault, e.What = FaultUnreachable, err.Error()
 	default:
-		e.Fault, e.What = FaultReset, "the connection ended before the answer: "+cause(err)
+		e.Fault, e.What = FaultReset, "the connection ended before the answer: "+err.Error()
 	}
 	return e
-}
-
-// cause is the text of err without the URL that *url.Error puts before it.
-func cause(err error) string {
-	if u := errors.Unwrap(err); u != nil {
-		if _, ok := err.(interface{ Timeout() bool }); ok { // *url.Error, *net.OpError
-			return u.Error()
-		}
-	}
-	return err.Error()
 }
 
 // acceptPage asks for the text format. OpenMetrics isn't named, since servers that have both would send it.

@@ -6,7 +6,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -91,14 +90,13 @@ func (o *Options) fill() error {
 type Manager struct {
 	table *pool.Table
 
-	mu         sync.Mutex
-	opts       *Options
-	scrapers   map[*pool.Endpoint]*scraper
-	transports map[string]*http.Transport // by pool
-	addresses  map[string]bool            // of the endpoints
-	floor      atomic.Int64               // see scraper
-	wg         sync.WaitGroup
-	stopped    bool
+	mu        sync.Mutex
+	opts      *Options
+	scrapers  map[*pool.Endpoint]*scraper
+	addresses map[string]bool // of the endpoints
+	floor     atomic.Int64    // see scraper
+	wg        sync.WaitGroup
+	stopped   bool
 }
 
 // NewManager returns a Manager that feeds t. It scrapes nothing until Sync.
@@ -108,9 +106,8 @@ func NewManager(t *pool.Table, o Options) (*Manager, error) {
 	}
 	return &Manager{
 		table: t, opts: &o,
-		scrapers:   make(map[*pool.Endpoint]*scraper),
-		transports: make(map[string]*http.Transport),
-		addresses:  make(map[string]bool),
+		scrapers:  make(map[*pool.Endpoint]*scraper),
+		addresses: make(map[string]bool),
 	}, nil
 }
 
@@ -169,12 +166,7 @@ func (o *Options) check(e *pool.Endpoint) error {
 
 // start begins to scrape e. Where before did so until now, what it made of e goes on to hold.
 func (m *Manager) start(e *pool.Endpoint, before *scraper) {
-	t := m.transports[e.Pool]
-	if t == nil {
-		t = newTransport(m.opts.Pools[e.Pool].TLS)
-		m.transports[e.Pool] = t
-	}
-	s := newScraper(m.table, e, m.opts, newClient(t, m.opts.Pools[e.Pool].APIKey, m.opts.Timeout, m.opts.MaxPageBytes), m.taken, &m.floor)
+	s := newScraper(m.table, e, m.opts, newClient(m.opts.Pools[e.Pool], m.opts), m.taken, &m.floor)
 	if before != nil {
 		s.state.Store(before.state.Load())
 		s.refused.Store(before.refused.Load())
@@ -221,10 +213,6 @@ func (m *Manager) Configure(o Options) error {
 		return errors.New("metrics: the manager has been stopped")
 	}
 	m.opts = &o
-	for _, t := range m.transports {
-		t.CloseIdleConnections()
-	}
-	clear(m.transports)
 	for e, s := range m.scrapers {
 		s.cancel()
 		delete(m.scrapers, e)
@@ -245,7 +233,4 @@ func (m *Manager) Stop() {
 	}
 	m.mu.Unlock()
 	m.wg.Wait()
-	for _, t := range m.transports {
-		t.CloseIdleConnections()
-	}
 }

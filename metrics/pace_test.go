@@ -82,8 +82,8 @@ func paceAmong(t *testing.T, endpoints int, name, dialect, page string, script f
 			if err := o.fill(); err != nil {
 				t.Fatal(err)
 			}
-			c := newClient(nil, "", o.Timeout, o.MaxPageBytes)
-			c.http.Transport = p
+			c := newClient(PoolOptions{}, &o)
+			c.asker = &netHTTP{transport: p, timeout: o.Timeout}
 			var floor atomic.Int64
 			floor.Store(int64(endpoints) * int64(time.Second) / pagesPerSecond)
 			s := newScraper(table, es[0], &o, c, nil, &floor)

@@ -43,9 +43,9 @@ func ScrapeOnce(ctx context.Context, e *pool.Endpoint, o Options) (Result, error
 	if err := o.check(e); err != nil {
 		return r, err
 	}
-	t := newTransport(o.Pools[e.Pool].TLS)
-	defer t.CloseIdleConnections()
-	s := newScraper(nil, e, &o, newClient(t, o.Pools[e.Pool].APIKey, o.Timeout, o.MaxPageBytes), nil, new(atomic.Int64))
+	c := newClient(o.Pools[e.Pool], &o)
+	defer c.close()
+	s := newScraper(nil, e, &o, c, nil, new(atomic.Int64))
 
 	start := time.Now()
 	src, err := s.locator.locate(ctx)

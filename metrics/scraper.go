@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -91,6 +90,7 @@ func newScraper(t *pool.Table, e *pool.Endpoint, o *Options, c *client, taken fu
 // run scrapes until ctx ends.
 func (s *scraper) run(ctx context.Context) {
 	// A start together must not become scrapes together.
+	defer s.locator.close()
 	timer := time.NewTimer(s.jitter(min(s.opts.Interval/10, 50*time.Millisecond), 1))
 	defer timer.Stop()
 	for {
@@ -103,7 +103,11 @@ func (s *scraper) run(ctx context.Context) {
 			continue
 		case <-timer.C:
 		}
-		timer.Reset(s.guarded(ctx))
+		wait := s.guarded(ctx)
+		if wait >= keepIdle {
+			s.locator.close()
+		}
+		timer.Reset(wait)
 	}
 }
 
@@ -383,16 +387,4 @@ func (s *scraper) readModels(ctx context.Context) time.Duration {
 		return max(s.opts.ModelsInterval, s.opts.SlowModelsInterval)
 	}
 	return s.opts.ModelsInterval
-}
-
-// hostPort is the address in a URL, with its port.
-func hostPort(raw string) string {
-	u, err := url.Parse(raw)
-	if err != nil {
-		return ""
-	}
-	if u.Port() == "" {
-		return u.Host + map[string]string{"http": ":80", "https": ":443"}[u.Scheme]
-	}
-	return u.Host
 }
