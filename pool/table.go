@@ -44,6 +44,7 @@ type Table struct {
 	pools     []PoolSpec
 	entries   map[identity]*entry // endpoints in the table
 	removed   map[identity]*entry // endpoints that left it; they come back with their counters
+	order     []*entry            // of the rows of the snapshot published last
 	slots     []*Endpoint         // by Endpoint.Slot; nil is free
 	epochs    []uint32            // by Endpoint.Slot: where its next owner's epochs begin
 	slabs     [][]counters
@@ -440,8 +441,8 @@ func (t *Table) publish(now Instant, reindex bool) {
 	if !reindex {
 		s.Pools, s.Shared, s.byName, s.bySlot = prev.Pools, prev.Shared, prev.byName, prev.bySlot
 		s.Rows = make([]Row, len(prev.Rows))
-		for i := range prev.Rows {
-			s.Rows[i] = t.entries[prev.Rows[i].Endpoint.identity()].row
+		for i, en := range t.order {
+			s.Rows[i] = en.row
 		}
 	} else {
 		t.index(s)
@@ -456,6 +457,7 @@ func (t *Table) publish(now Instant, reindex bool) {
 
 func (t *Table) index(s *Snapshot) {
 	s.Rows = make([]Row, 0, len(t.entries))
+	t.order = t.order[:0]
 	s.Pools = make([]PoolRange, len(t.pools))
 	s.byName = make(map[string]*Target)
 	byPool := make(map[string][]*entry, len(t.pools))
@@ -470,6 +472,7 @@ func (t *Table) index(s *Snapshot) {
 		first := int32(len(s.Rows))
 		for _, en := range entries {
 			s.Rows = append(s.Rows, en.row)
+			t.order = append(t.order, en)
 		}
 		s.Pools[i] = PoolRange{p.Name, first, int32(len(s.Rows))}
 	}
@@ -512,7 +515,7 @@ func (t *Table) index(s *Snapshot) {
 					}
 					continue
 				}
-				for _, name := range t.entries[row.Endpoint.identity()].names {
+				for _, name := range t.order[r].names {
 					t.addTarget(s, int32(i), Model{ID: name, Parent: baseOf(row, t.pools[i])}, r)
 				}
 			}
