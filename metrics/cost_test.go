@@ -100,12 +100,15 @@ func startPages(t testing.TB, n int, page string) (urls []string) {
 	return urls
 }
 
+// smallPage has 2 KB.
+var smallPage = vllmPage + strings.Repeat("# HELP what nobody reads on a page of this size, which is small\n", 27)
+
 // BenchmarkScrape reads pages of 2 KB and of 300 KB, and a list of models, as a scraper does that has seen them before, and reports the
 // processor time of each: over the wire and, to compare with, over net/http.
 func BenchmarkScrape(b *testing.B) {
 	large := largePage(b)
 	for _, page := range []struct{ name, text, path string }{
-		{"2KB", vllmPage + strings.Repeat("# HELP some text about what nobody reads on a page\n", 33), "/metrics"},
+		{"2KB", smallPage, "/metrics"},
 		{"300KB", large, "/metrics"},
 		{"list", "", "/v1/models"},
 	} {
@@ -145,21 +148,31 @@ func BenchmarkScrape(b *testing.B) {
 // BenchmarkHundredEndpoints scrapes 100 servers with pages of 300 KB once a second, for ten seconds, and reports how many
 // processor cores that takes.
 func BenchmarkHundredEndpoints(b *testing.B) {
-	const endpoints, period = 100, 10 * time.Second
-	page := largePage(b)
+	benchmarkEndpoints(b, 100, largePage(b), Options{Interval: time.Second, MinInterval: time.Second, MaxInterval: time.Second})
+}
+
+// BenchmarkThousandEndpoints is the same for 1,000 servers with small pages, read as often as by default.
+func BenchmarkThousandEndpoints(b *testing.B) {
+	benchmarkEndpoints(b, 1000, smallPage, Options{})
+}
+
+// BenchmarkSixtyFourEndpoints is the same for 64.
+func BenchmarkSixtyFourEndpoints(b *testing.B) {
+	benchmarkEndpoints(b, 64, smallPage, Options{})
+}
+
+func benchmarkEndpoints(b *testing.B, endpoints int, page string, o Options) {
+	const period = 10 * time.Second
 	specs := make([]pool.Spec, 0, endpoints)
 	for _, u := range startPages(b, endpoints, page) {
 		specs = append(specs, pool.Spec{URL: u, Dialect: "vllm"})
 	}
-
 	var scrapes atomic.Int64
-	o := Options{
-		Interval: time.Second, MinInterval: time.Second, MaxInterval: time.Second, Timeout: 10 * time.Second, Now: clock,
-		OnScrape: func(_ *pool.Endpoint, s Scrape) {
-			if s.Fault == FaultNone {
-				scrapes.Add(1)
-			}
-		},
+	o.Timeout, o.Now = 10*time.Second, clock
+	o.OnScrape = func(_ *pool.Endpoint, s Scrape) {
+		if s.Fault == FaultNone {
+			scrapes.Add(1)
+		}
 	}
 	var cpu, wall time.Duration
 	var rate float64

@@ -143,17 +143,37 @@ func (s *scraper) step(ctx context.Context) time.Duration {
 	s.lost, s.heard = nil, false
 	if s.opts.Now() >= s.pageDue {
 		wait := s.scrape(ctx)
-		s.pageDue = s.opts.Now().Add(s.jitter(s.affordable(wait), jitterShare))
+		s.pageDue = s.due(wait)
 	}
 	if now := s.opts.Now(); now >= s.modelsDue && ctx.Err() == nil {
 		s.modelsGot = now
 		wait := s.readModels(ctx)
-		s.modelsDue = s.opts.Now().Add(s.jitter(s.affordable(wait), jitterShare))
+		s.modelsDue = s.due(wait)
 	}
 	if ctx.Err() == nil {
 		s.reached()
 	}
 	return max(time.Millisecond, min(s.pageDue, s.modelsDue).Sub(s.opts.Now()))
+}
+
+// Scrapes fall due on ticks, the same for all endpoints: what is due together wakes the process once, and a process that
+// is woken for each scrape spends more on that than on scraping.
+const (
+	longestTick  = 64 * time.Millisecond
+	shortestTick = 4 * time.Millisecond
+	ticksOfWait  = 12 // at least so many ticks make an interval, so that endpoints stay spread
+)
+
+// due is when to do again what is wanted again after wait: a little sooner, so as not to fall due with all others.
+func (s *scraper) due(wait time.Duration) pool.Instant {
+	wait = s.jitter(s.affordable(wait), jitterShare)
+	at := s.opts.Now().Add(wait)
+	for tick := longestTick; tick >= shortestTick; tick /= 4 {
+		if wait >= ticksOfWait*tick {
+			return at - at%pool.Instant(tick)
+		}
+	}
+	return at
 }
 
 // affordable is wait, or what there is time for with so many endpoints.
