@@ -19,8 +19,8 @@ import (
 )
 
 // A wire asks servers over HTTP/1.1, one request at a time, on connections that it keeps. It is what net/http's transport
-// does without that one's goroutines and their wake-ups, which cost several times what reading a page does: the goroutine
-// that asks does all of it. The head of an answer is net/http's to read. Not safe for concurrent use.
+// does without that one's goroutines and their wake-ups, which cost as much as the rest of a scrape: the goroutine that asks
+// does all of it. The head of an answer is net/http's to read. Not safe for concurrent use.
 type wire struct {
 	tls     *tls.Config // nil for the system's roots
 	apiKey  string
