@@ -20,7 +20,7 @@ import (
 type Index struct {
 	buckets []bucket
 	shift   uint                          // of a hash, to its bucket
-	clocks  *[1 << slotBits]atomic.Uint64 // by slot: the clock under which the slot was last written to, as an entry with tag 0
+	clocks  *[1 << slotBits]atomic.Uint64 // by slot: the clock under which the slot was last written to, as an entry with the limit for its tag
 
 	// hits is the share of the prefix tokens believed to be cached that really were, as far as servers tell; 0 is unknown.
 	hits pool.Float
@@ -41,6 +41,8 @@ const (
 	ownerMask  = 1<<(slotBits+epochBits) - 1
 
 	stampTokens = 64
+
+	limitUnitBits = stampBits - tagBits // a limit in place of a tag is in units of 64 stamps
 
 	bucketWords = 16 // two cache lines, which processors fetch together
 	wordBytes   = 8
@@ -266,6 +268,11 @@ func (m *match) at(r *pool.Row) {
 	m.limit = uint64(capacity / stampTokens)
 }
 
+// tick notes r's clock and limit, which m has, before entries of it are written.
+func (x *Index) tick(r *pool.Row, m *match) {
+	x.clocks[r.Slot].Store(min(m.limit>>limitUnitBits, 1<<tagBits-1)<<tagShift | m.owner<<ownerShift | m.clock&stampMask)
+}
+
 func (m *match) age(word uint64) uint64 { return (m.clock - word) & stampMask }
 
 func owner(r *pool.Row) uint64 {
@@ -289,7 +296,7 @@ const touchBlocks = 32
 func (x *Index) insert(req *Request, r *pool.Row, sc blockScale) {
 	var m match
 	m.at(r)
-	x.clocks[r.Slot].Store(m.owner<<ownerShift | m.clock&stampMask)
+	x.tick(r, &m)
 	reread, from := uint64(0), sc.tokens(0)
 	for k, hash := range req.Prefix {
 		if k%touchBlocks == 0 {
@@ -317,7 +324,7 @@ func adapterKey(t *pool.Target) uint64 { return mix(t.Hash, 0x61646170746572) }
 func (x *Index) insertAdapter(t *pool.Target, r *pool.Row) {
 	var m match
 	m.at(r)
-	x.clocks[r.Slot].Store(m.owner<<ownerShift | m.clock&stampMask)
+	x.tick(r, &m)
 	x.put(adapterKey(t), m.owner, m.clock&stampMask)
 }
 
@@ -409,8 +416,8 @@ func (x *Index) put(hash, owner, stamp uint64) (before uint64) {
 			}
 		}
 		if free < 0 {
-			if victim, void := x.oldest(b); void || same < bucketWords || link == chainBuckets {
-				free = victim
+			if victim, void := x.victim(b, hash>>tagBits); void || same < bucketWords || link == chainBuckets {
+				free = int(victim)
 			}
 		}
 		if free >= 0 {
@@ -421,17 +428,21 @@ func (x *Index) put(hash, owner, stamp uint64) (before uint64) {
 	}
 }
 
-// oldest is the entry whose endpoint has taken in most since, or is another process by now, which makes it void.
-func (x *Index) oldest(b *bucket) (victim int, void bool) {
+// victim is the entry to displace: one that its endpoint no longer holds, which is all the same to everybody and so void,
+// or else the one whose endpoint has taken in most since. Few caches are as large as the table, which is then full of
+// entries that are void, and the first one will do; the search begins anywhere, so that none is always the first.
+func (x *Index) victim(b *bucket, begin uint64) (victim uint64, void bool) {
 	most := uint64(0)
-	for i := range b {
+	for k := range uint64(bucketWords) {
+		i := (begin + k) % bucketWords
 		w := b[i].Load()
 		c := x.clocks[w>>ownerShift&slotMask].Load()
-		if (c^w)>>ownerShift&ownerMask != 0 {
+		age := (c - w) & stampMask
+		if (c^w)>>ownerShift&ownerMask != 0 || age>>limitUnitBits > c>>tagShift {
 			return i, true
 		}
 		// No branch: which entry is the oldest can't be predicted.
-		most = max(most, (c-w)&stampMask*bucketWords+uint64(bucketWords-1-i))
+		most = max(most, age*bucketWords+i)
 	}
-	return bucketWords - 1 - int(most%bucketWords), false
+	return most % bucketWords, false
 }

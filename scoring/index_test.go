@@ -490,6 +490,44 @@ func TestLostEntriesHideNothing(t *testing.T) {
 	}
 }
 
+// What an endpoint with a small cache has forgotten gives way before what one with a large cache still holds, though more
+// has gone by there.
+func TestWhatIsForgottenGivesWayFirst(t *testing.T) {
+	s := newTable(t, 2, func(i int) pool.Load {
+		l := idle()
+		l.KVCapacityTokens = []int64{100_000, 1_000_000}[i]
+		return l
+	}).Load()
+	small, large := &s.Rows[0], &s.Rows[1]
+	x := NewIndex(minIndexBytes)
+	insert := func(hash uint64, r *pool.Row) { // hashes below 1<<tagBits have one bucket
+		x.insert(&Request{Target: s.TargetString("m"), Prefix: []uint64{hash}}, r, blockScale{perByte: 0.25, most: 64})
+	}
+	const forgotten = 7
+	for hash := range uint64(bucketWords) {
+		if hash+1 == forgotten {
+			insert(forgotten, small)
+		} else {
+			insert(hash+1, large)
+		}
+	}
+	small.Endpoint.TakeIn(200_000)
+	large.Endpoint.TakeIn(400_000)
+	insert(1<<63, large) // elsewhere: its clock is known
+	insert(100, small)
+	insert(101, large)
+	kept := 0
+	for hash := range uint64(bucketWords) {
+		if x.holds(hash+1, owner(large)) {
+			kept++
+		}
+	}
+	// The second insertion found nothing forgotten any more.
+	if kept != bucketWords-2 || !x.holds(100, owner(small)) || !x.holds(101, owner(large)) || x.holds(forgotten, owner(small)) {
+		t.Errorf("%d of %d entries that are still held were kept; want all but one", kept, bucketWords-1)
+	}
+}
+
 func TestSavedPrefixesComeBack(t *testing.T) {
 	s := newTable(t, 3, nil).Load()
 	x := NewIndex(1 << 20)

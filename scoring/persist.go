@@ -44,7 +44,7 @@ func (x *Index) Save(s *pool.Snapshot) [][]SavedPrefix {
 func (x *Index) Restore(r *pool.Row, entries []SavedPrefix, since int64) {
 	var m match
 	m.at(r)
-	x.clocks[r.Slot].Store(m.owner<<ownerShift | m.clock&stampMask)
+	x.tick(r, &m)
 	older := uint64(max(since, 0)) / stampTokens
 	for _, e := range entries {
 		bucket, t, age := e.Place>>tagBits, e.Place&(1<<tagBits-1), uint64(e.Age)+older
@@ -57,20 +57,20 @@ func (x *Index) Restore(r *pool.Row, entries []SavedPrefix, since int64) {
 }
 
 // place is where in b an entry with the key goes: where it is, where there is room, or else in place of the oldest.
-func (x *Index) place(b *bucket, key uint64) int {
+func (x *Index) place(b *bucket, key uint64) uint64 {
 	free := -1
 	for i := range b {
 		switch w := b[i].Load(); {
 		case w>>ownerShift == key:
-			return i
+			return uint64(i)
 		case w == 0 && free < 0:
 			free = i
 		}
 	}
 	if free >= 0 {
-		return free
+		return uint64(free)
 	}
-	victim, _ := x.oldest(b)
+	victim, _ := x.victim(b, key)
 	return victim
 }
 
