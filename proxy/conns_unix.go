@@ -13,9 +13,7 @@ const canTryRead = true
 
 // peek looks at the next byte of an idle connection without taking it: there must be none.
 func (c *endpointConn) peek(fd uintptr) {
-	var b [1]byte
-	_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-	c.alive = err == syscall.EAGAIN
+	c.alive = nothingToRead(int(fd))
 }
 
 // trySendRead looks whether the connection is alive and writes c.out, and after that reads.
@@ -30,7 +28,7 @@ func (c *endpointConn) trySendRead(fd uintptr) (done bool) {
 		return true
 	}
 	for {
-		n, err := syscall.Write(int(fd), c.out)
+		n, err := writeNow(int(fd), c.out)
 		if err == syscall.EINTR {
 			continue
 		}
@@ -48,7 +46,7 @@ func (c *endpointConn) trySendRead(fd uintptr) (done bool) {
 func (c *endpointConn) tryRead(fd uintptr) (done bool) {
 	in := getBuffer(c.size)
 	for {
-		n, err := syscall.Read(int(fd), in.b)
+		n, err := readNow(int(fd), in.b)
 		switch {
 		case err == syscall.EINTR:
 			continue

@@ -84,11 +84,15 @@ func fieldNamed(name []byte) field {
 		}
 	}
 	if len(name) > 9 && lower(name[0]) == 'x' {
-		switch {
-		case len(name) > 12 && foldsTo(name[:12], "x-forwarded-"):
-			return fForwarded
-		case foldsTo(name[:9], "x-kvgate-"):
-			return fOurs
+		switch lower(name[2]) {
+		case 'f':
+			if len(name) > 12 && foldsTo(name[:12], "x-forwarded-") {
+				return fForwarded
+			}
+		case 'k':
+			if foldsTo(name[:9], "x-kvgate-") {
+				return fOurs
+			}
 		}
 	}
 	if steersRouting(name) {

@@ -59,7 +59,7 @@ func (s *socket) read(p []byte) (int, error) {
 // tryWrite writes what the socket takes at once and returns how much that was.
 func (s *socket) tryWrite(fd int, p []byte) int {
 	for {
-		n, err := syscall.Write(fd, p)
+		n, err := writeNow(fd, p)
 		if err != syscall.EINTR {
 			return max(n, 0)
 		}
@@ -128,7 +128,7 @@ func (s *socket) tryRead(fd uintptr) bool {
 		p = s.c.in.b
 	}
 	for {
-		s.n, s.err = syscall.Read(int(fd), p)
+		s.n, s.err = readNow(int(fd), p)
 		if s.err != syscall.EINTR {
 			break
 		}

@@ -599,19 +599,14 @@ func steersRouting(name []byte) bool {
 	if len(name) < 5 {
 		return false
 	}
-	switch lower(name[0]) {
-	case 'x':
-		if name[1] != '-' && name[1] != '_' {
-			return false
-		}
-		for _, p := range steeringPrefixes {
-			if len(name) >= len(p) && foldsTo(name[:len(p)], p) {
-				return true
-			}
-		}
-	case 'e':
-	default:
+	first := lower(name[0])
+	if first != 'x' && first != 'e' || first == 'x' && (name[1] != '-' && name[1] != '_' || !steeringLetter[lower(name[2])]) {
 		return false
+	}
+	for _, p := range steeringPrefixes {
+		if len(name) >= len(p) && lower(name[2]) == p[2] && foldsTo(name[:len(p)], p) {
+			return true
+		}
 	}
 	for _, s := range steeringNames {
 		if len(name) == len(s) && foldsTo(name, s) {
@@ -620,6 +615,19 @@ func steersRouting(name []byte) bool {
 	}
 	return false
 }
+
+// steeringLetter are the letters that names behind "x-" begin with: most fields that clients send have another one.
+var steeringLetter = func() (t [256]bool) {
+	for _, s := range steeringPrefixes {
+		t[s[2]] = true
+	}
+	for _, s := range steeringNames {
+		if s[0] == 'x' {
+			t[s[2]] = true
+		}
+	}
+	return t
+}()
 
 // foldsTo reports whether b, in any case and with underscores for hyphens, is s.
 // The lengths are equal.

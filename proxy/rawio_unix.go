@@ -1,0 +1,21 @@
+//go:build unix && !linux
+
+package proxy
+
+import "syscall"
+
+func readNow(fd int, p []byte) (int, error) {
+	n, err := syscall.Read(fd, p)
+	return max(n, 0), err
+}
+
+func writeNow(fd int, p []byte) (int, error) {
+	n, err := syscall.Write(fd, p)
+	return max(n, 0), err
+}
+
+func nothingToRead(fd int) bool {
+	var b [1]byte
+	_, _, err := syscall.Recvfrom(fd, b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+	return err == syscall.EAGAIN
+}
