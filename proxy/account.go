@@ -60,26 +60,24 @@ func (x *exchange) report(f *failure) {
 	x.h.opts.Sink.Observe(&x.rec)
 }
 
-// record fills in the record of the request.
+// record fills in the record of the request, which is empty.
 func (x *exchange) record(f *failure) {
 	if f == nil {
 		f = x.inStream
 	}
 	r, now := &x.rec, time.Now()
-	*r = telemetry.Record{
-		RequestID:       text(x.requestID),
-		Method:          x.facts.method,
-		Path:            text(x.path),
-		ClientAddr:      x.client.peerText(),
-		Status:          x.status,
-		Attempts:        x.attempts[:min(x.attempt, len(x.attempts))],
-		Stream:          x.wantsStream,
-		QueueSeconds:    x.wait.took.Seconds(),
-		DecisionSeconds: x.deciding.Seconds(),
-		DurationSeconds: now.Sub(x.began).Seconds(),
-		BytesIn:         int64(x.bodyLen),
-		BytesOut:        x.bytesOut,
-	}
+	r.RequestID = text(x.requestID)
+	r.Method = x.facts.method
+	r.Path = text(x.path)
+	r.ClientAddr = x.client.peerText()
+	r.Status = x.status
+	r.Attempts = x.attempts[:min(x.attempt, len(x.attempts))]
+	r.Stream = x.wantsStream
+	r.QueueSeconds = x.wait.took.Seconds()
+	r.DecisionSeconds = x.deciding.Seconds()
+	r.DurationSeconds = now.Sub(x.began).Seconds()
+	r.BytesIn = int64(x.bodyLen)
+	r.BytesOut = x.bytesOut
 	if x.route.API != openai.APINone {
 		r.API = x.route.API.String()
 	}

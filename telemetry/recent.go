@@ -47,13 +47,11 @@ func (d *Recent) Observe(r *Record) {
 	s.n, s.at, s.rec = n, at, *r
 	tries := r.Attempts[:min(len(r.Attempts), len(s.attempts))]
 	s.rec.Attempts = append(s.attempts[:0], tries...)
-	size := 0
-	each(&s.rec, func(v string) string { size += len(clip(v)); return v })
-	s.text = slices.Grow(s.text[:0], size) // so that appending below moves nothing
+	s.text = s.text[:0]
 	each(&s.rec, func(v string) string {
 		v = clip(v)
 		start := len(s.text)
-		s.text = append(s.text, v...)
+		s.text = append(s.text, v...) // where that moves it, the strings before keep what it was
 		return unsafe.String(unsafe.SliceData(s.text[start:]), len(v))
 	})
 }
