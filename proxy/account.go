@@ -232,7 +232,7 @@ func (x *exchange) reset() {
 	x.name, x.routes, x.pool, x.pinned, x.snapshot, x.held, x.part, x.inStream = nil, nil, nil, nil, nil, nil, nil, nil
 	x.query = scoring.Request{}
 	x.decision = scoring.Decision{}
-	x.resp = response{}
+	x.resp, x.relaying = response{}, relaying{}
 	x.bodyLen = 0
 	x.attempt, x.attemptsBefore, x.status, x.bytesOut, x.deciding, x.dialing, x.explained = 0, 0, 0, 0, 0, 0, 0
 	x.named = names.Route{Rule: -1}

@@ -798,7 +798,7 @@ func (c *clientConn) Close() error {
 	if c.closed.Swap(true) {
 		return net.ErrClosed
 	}
-	c.watched.forget(c)
+	c.watched.forget(c.edge.watch)
 	if c.unread.Load() {
 		c.linger()
 	}

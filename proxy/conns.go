@@ -127,7 +127,9 @@ type endpointConn struct {
 	idleSince  time.Time
 	dialTook   time.Duration // for the request that had it dialled; then 0
 	used       bool          // it has carried a request before
-	readArmed  time.Time     // deadlines set on Conn; they are renewed only when they are due or too late
+	watch      *watcher      // tells watched of the endpoint's going; nil: nobody does
+	watched    watchState
+	readArmed  time.Time // deadlines set on Conn; they are renewed only when they are due or too late
 	writeArmed time.Time
 
 	// Input that has been read and not yet used: in.b[r:w]. in is nil while there is none, so that a connection which
@@ -270,7 +272,21 @@ func (c *endpointConn) unread() []byte {
 
 func (c *endpointConn) close() {
 	c.dropInput()
+	if c.watch != nil {
+		c.watched.forget(c.watch)
+	}
 	_ = c.Conn.Close()
+}
+
+// watchWith has w tell of the endpoint's going.
+func (c *endpointConn) watchWith(w *watcher) {
+	if w == nil || !c.plain {
+		return
+	}
+	c.watch = w
+	c.watched.mu.Lock()
+	defer c.watched.mu.Unlock()
+	c.watched.registered = w.registerEndpoint(c)
 }
 
 // conns are the kept connections to one endpoint. The most recently used is used next, so that surplus ones grow old and

@@ -66,3 +66,34 @@ func (c *endpointConn) tryRead(fd uintptr) (done bool) {
 		return true
 	}
 }
+
+// relaySome reads and relays what is there, and reports false if there will be more and somebody will tell of it: in that
+// case, and within one read of the runtime's poller, there is no need to look for it before waiting.
+func (x *exchange) relaySome(fd uintptr) (done bool) {
+	c, r := x.conn, &x.relaying
+	for looked := false; ; looked = true {
+		c.dropInput()
+		if !c.tryRead(fd) {
+			x.armRead(c, r.until)
+			if looked || c.watched.mayWait(true) {
+				return false
+			}
+			continue // it has gone meanwhile: look again
+		}
+		if c.readErr != nil {
+			r.err, r.ended = c.readErr, true
+			return true
+		}
+		c.r, c.w = 0, c.readN
+		drained := c.readN < len(c.in.b)
+		x.pump()
+		switch {
+		case r.ended, c.r < c.w: // the rest of a line, which is for who reads on behind it
+			return true
+		case drained:
+			if x.armRead(c, r.until); c.watched.mayWait(true) {
+				return false
+			}
+		}
+	}
+}

@@ -61,6 +61,9 @@ func (x *exchange) forward(ep *endpoint) *failure {
 			return x.connectFailure(err)
 		}
 		x.conn = c
+		if !c.used {
+			c.watchWith(x.h.watch)
+		}
 		x.dialing, c.dialTook = x.dialing+c.dialTook, 0
 
 		out := x.writer()

@@ -380,8 +380,10 @@ type exchange struct {
 	conn           *endpointConn
 	resp           response
 	held           *heldAnswer // of an earlier attempt, to fall back on
-	part           []byte      // the beginning of an answer that was not held after all; nil: there is no such
-	partBody       bodyReader  // what reads on behind it
+	relaying       relaying
+	relayMore      func(fd uintptr) bool // relaySome
+	part           []byte                // the beginning of an answer that was not held after all; nil: there is no such
+	partBody       bodyReader            // what reads on behind it
 
 	rewriter   *openai.Rewriter // nil: the answer goes as it comes
 	stream     *openai.Stream   // nil until there is a stream to read
@@ -414,7 +416,9 @@ type exchange struct {
 }
 
 func newExchange(h *Handler) *exchange {
-	return &exchange{h: h, shard: h.nextSlot.Add(1) % activeShards, named: names.Route{Rule: -1}}
+	x := &exchange{h: h, shard: h.nextSlot.Add(1) % activeShards, named: names.Route{Rule: -1}}
+	x.relayMore = x.relaySome
+	return x
 }
 
 // serve handles the request whose head c has. It reports whether the connection is to be closed.

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -163,4 +164,43 @@ func TestShutdownEndsWhatWaits(t *testing.T) {
 	if n := g.s.Usage().Connections; n != 0 {
 		t.Errorf("%d connections are open", n)
 	}
+}
+
+// The end of an answer is seen when it comes together with its last bytes, and when it comes alone, by every framing: reading
+// them doesn't show it, and what was not looked for must be told of.
+func TestAnswersThatEndTheConnection(t *testing.T) {
+	const head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+	const event = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n"
+	chunk := fmt.Sprintf("%x\r\n%s\r\n", len(event), event)
+	f := func(name, first, last, want string) {
+		t.Run(name, func(t *testing.T) {
+			var n atomic.Int64
+			m := newMock(t, func(c *call) {
+				c.done = true
+				c.raw(first)
+				if n.Add(1)%2 == 0 {
+					time.Sleep(200 * time.Microsecond) // so that the next bytes come while the gateway waits for them
+				}
+				c.raw(last)
+				if n.Load()%3 == 0 {
+					time.Sleep(200 * time.Microsecond)
+				}
+				c.conn.Close()
+			})
+			g := newGate(t, []*mock{m}, withPool(func(o *PoolOptions) { o.Health.ConsecutiveFailures = 1 << 20 }))
+			began := time.Now()
+			for range 150 {
+				if a := g.do(streamBody); a.StatusCode != 200 || !strings.Contains(a.body, want) {
+					t.Fatalf("status %d, %q", a.StatusCode, a.body)
+				}
+			}
+			if took := time.Since(began); took > 15*time.Second { // one that is missed takes 20
+				t.Errorf("it took %v", took)
+			}
+		})
+	}
+	f("by closing", head+"\r\n"+event, event, event+event)
+	f("cut short", head+"Transfer-Encoding: chunked\r\n\r\n"+chunk, chunk, `"code":"endpoint_reset"`)
+	f("cut within a chunk", head+"Transfer-Encoding: chunked\r\n\r\n"+chunk, chunk[:9], `"code":"endpoint_reset"`)
+	f("closed after its end", head+"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"+chunk, chunk+"0\r\n\r\n", event+event)
 }

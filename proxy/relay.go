@@ -195,10 +195,21 @@ const (
 	heldBytes = 16 << 10
 )
 
+// relaying is how far the relay of an answer is.
+type relaying struct {
+	body  bodyReader
+	ep    *endpoint
+	until time.Time // when waiting for more ends
+	hold  bool      // what has come is held back
+	ended bool      // body is done, f says why not, or err does
+	f     *failure
+	err   error // of reading
+}
+
 // relay sends the answer, whose head has been read, to the client as its bytes come. See [exchange.relayEnded] for its end.
 func (x *exchange) relay(ep *endpoint, firstToken time.Time) *failure {
-	c, t := x.conn, &x.pool.Timeouts
-	body := newBodyReader(&x.resp)
+	r := &x.relaying
+	*r = relaying{body: newBodyReader(&x.resp), ep: ep, until: earlier(firstToken, x.deadline)}
 	x.startScan()
 	x.startRewrite()
 	framing := x.resp.framing
@@ -207,7 +218,7 @@ func (x *exchange) relay(ep *endpoint, firstToken time.Time) *failure {
 	}
 	x.beginAnswer(framing, x.resp.length)
 	if part := x.part; part != nil { // Slow path: a long refusal
-		body, x.part = x.partBody, nil
+		r.body, x.part = x.partBody, nil
 		if x.bytesOut += int64(len(part)); len(part) > 0 {
 			x.scan(part)
 			if f := x.pass(part, false); f != nil {
@@ -217,50 +228,14 @@ func (x *exchange) relay(ep *endpoint, firstToken time.Time) *failure {
 	}
 	// Fast path: the head goes out with the first bytes of the body, so that a failure before them is still an answer
 	// of our own, and a small answer is one write.
-	hold := x.holdsFirstEvent()
-	until := earlier(firstToken, x.deadline)
-	for !body.done {
-		in := c.unread()
-		if len(in) == 0 {
-			if !hold && x.bytesOut > 0 {
-				if f := x.flushBody(); f != nil {
-					return f
-				}
-			}
-			err := x.await(c, until)
-			if err == nil {
-				continue
-			}
-			if body.framing == byClose && errors.Is(err, io.EOF) && x.lease.cancelled() == notCancelled {
-				break // RFC 9112 6.3(8): nothing tells this from a clean end
-			}
-			return x.cut(x.brokenOff(err))
-		}
-		data, used, err := body.next(in)
-		c.r += used
-		if err != nil {
-			return x.cut(&failure{outcome: EndpointReset, err: err, message: msgAnswer})
-		}
-		if len(data) == 0 {
-			continue
-		}
-		x.bytesOut += int64(len(data))
-		x.scan(data)
-		if x.wantsStream && t.Idle > 0 {
-			until = earlier(time.Now().Add(t.Idle), x.deadline)
-		} else {
-			until = x.deadline
-		}
-		if hold {
-			if f := x.weighFirstEvent(ep); f != nil {
-				return f
-			}
-			hold = !x.firstEventKnown() && len(x.out.b)+len(data) < heldBytes
-		}
-		if f := x.pass(data, hold); f != nil {
-			return f
-		}
-	}
+	r.hold = x.holdsFirstEvent()
+	x.relayBody()
+	switch {
+	case r.f != nil:
+		return r.f
+	case r.err != nil && (r.body.framing != byClose || !errors.Is(r.err, io.EOF) || x.lease.cancelled() != notCancelled):
+		return x.cut(x.brokenOff(r.err))
+	} // RFC 9112 6.3(8): nothing tells an end by closing from a clean one
 	if x.rewriter != nil {
 		if f := x.endRewrite(); f != nil {
 			return f
@@ -274,6 +249,69 @@ func (x *exchange) relay(ep *endpoint, firstToken time.Time) *failure {
 		x.writer().b = append(x.out.b, "0\r\n\r\n"...)
 	}
 	return x.flushBody()
+}
+
+// relayBody relays the body, whose end is then in x.relaying.
+func (x *exchange) relayBody() {
+	c, r := x.conn, &x.relaying
+	x.pump()
+	for !r.ended {
+		var err error
+		if c.plain && c.r == c.w && c.watched.mayWait(true) {
+			x.armRead(c, r.until)
+			err = c.tcp.Read(x.relayMore)
+			if isTimeout(err) && x.lease.cancelled() == notCancelled && time.Now().Before(r.until) {
+				c.readArmed, err = time.Time{}, nil // it was an earlier request's, or the endpoint has gone
+			}
+		} else if err = x.await(c, r.until); err == nil {
+			x.pump()
+		}
+		if err != nil {
+			r.err, r.ended = err, true
+		}
+	}
+	c.watched.mayWait(false)
+}
+
+// pump relays what has been read. If there is to be more, nothing is left that could be sent now.
+func (x *exchange) pump() {
+	c, r := x.conn, &x.relaying
+	for !r.body.done {
+		in := c.unread()
+		if len(in) == 0 {
+			if !r.hold && x.bytesOut > 0 {
+				if r.f = x.flushBody(); r.f != nil {
+					break
+				}
+			}
+			return
+		}
+		data, used, err := r.body.next(in)
+		c.r += used
+		if err != nil {
+			r.f = x.cut(&failure{outcome: EndpointReset, err: err, message: msgAnswer})
+			break
+		}
+		if len(data) == 0 {
+			continue
+		}
+		x.bytesOut += int64(len(data))
+		x.scan(data)
+		r.until = x.deadline
+		if idle := x.pool.Timeouts.Idle; x.wantsStream && idle > 0 {
+			r.until = earlier(time.Now().Add(idle), x.deadline)
+		}
+		if r.hold {
+			if r.f = x.weighFirstEvent(r.ep); r.f != nil {
+				break
+			}
+			r.hold = !x.firstEventKnown() && len(x.out.b)+len(data) < heldBytes
+		}
+		if r.f = x.pass(data, r.hold); r.f != nil {
+			break
+		}
+	}
+	r.ended = true
 }
 
 // relayEnded takes in how relay ended. A client that has a stream's last event has its answer, and need not wait for what

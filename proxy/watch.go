@@ -11,6 +11,9 @@ import (
 // locked: it must not block and must not call watch or stop.
 type goneNotifier interface{ clientGone() }
 
+// A hanger is told once that the peer of a connection has gone: closed it, or shut down its sending side.
+type hanger interface{ hangUp() }
+
 // watchState is a connection's part in the watch.
 type watchState struct {
 	mu         sync.Mutex
@@ -18,7 +21,7 @@ type watchState struct {
 	gone       bool
 	token      uint64
 	notify     goneNotifier // nil: no request is being served
-	waits      bool         // for a request: who wants that to end expires its read deadline
+	waits      bool         // for input: who wants that to end expires its read deadline
 	ended      bool         // it is to wait for no other
 }
 
@@ -87,7 +90,7 @@ func (w *watcher) watch(conn net.Conn, n goneNotifier) watchHandle {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.registered {
-		s.registered = w.register(c)
+		s.registered = w.registerClient(c)
 	}
 	if s.gone {
 		n.clientGone()
@@ -114,23 +117,44 @@ func (c *clientConn) hangUp() {
 	s := &c.watched
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.gone = true
-	if s.waits {
-		_ = c.Conn.SetReadDeadline(expired)
-	}
+	s.goes(c.Conn)
 	if n := s.notify; n != nil {
 		s.notify = nil
 		n.clientGone()
 	}
 }
 
-// forget takes c out of the watch.
-func (s *watchState) forget(c *clientConn) {
+// hangUp records that the endpoint has closed its side, and has who waits for more of it read to the end.
+func (c *endpointConn) hangUp() {
+	s := &c.watched
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.goes(c.Conn)
+}
+
+// goes notes that the peer of conn has gone. The caller holds mu.
+func (s *watchState) goes(conn net.Conn) {
+	s.gone = true
+	if s.waits {
+		_ = conn.SetReadDeadline(expired)
+	}
+}
+
+// mayWait reports whether somebody will tell of the peer's going. From now on that ends waiting, if set.
+func (s *watchState) mayWait(waits bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waits = waits
+	return s.registered && !s.gone
+}
+
+// forget takes the connection out of the watch.
+func (s *watchState) forget(w *watcher) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.notify = nil
 	if s.registered {
 		s.registered = false
-		c.edge.watch.unregister(c)
+		w.unregister(s)
 	}
 }

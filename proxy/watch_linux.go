@@ -3,6 +3,7 @@ package proxy
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"sync"
 	"syscall"
@@ -27,7 +28,7 @@ type watcher struct {
 
 	mu    sync.Mutex
 	next  uint64
-	conns map[uint64]*clientConn // by token
+	conns map[uint64]hanger // by token
 }
 
 // newWatcher starts a watcher. ignoreHalfClose: a client that only shuts down its
@@ -45,7 +46,7 @@ func newWatcher(ignoreHalfClose bool) (*watcher, error) {
 		file:   os.NewFile(uintptr(fd), "epoll"),
 		events: unix.EPOLLRDHUP | unix.EPOLLET,
 		done:   make(chan struct{}),
-		conns:  map[uint64]*clientConn{},
+		conns:  map[uint64]hanger{},
 	}
 	if ignoreHalfClose {
 		w.events = unix.EPOLLET // EPOLLHUP and EPOLLERR always come
@@ -85,19 +86,29 @@ func (w *watcher) run(rc syscall.RawConn) {
 	}
 }
 
-// register adds c to the set. It reports whether that worked; if not, the client's
-// going is noticed when writing to it fails. Called with c.watched locked.
-func (w *watcher) register(c *clientConn) bool {
-	rc := rawConn(c.Conn)
+// registerClient adds c to the set.
+func (w *watcher) registerClient(c *clientConn) bool {
+	return w.register(&c.watched, c, c.Conn, w.events)
+}
+
+// registerEndpoint adds c to the set.
+func (w *watcher) registerEndpoint(c *endpointConn) bool {
+	return w.register(&c.watched, c, c.Conn, unix.EPOLLRDHUP|unix.EPOLLET)
+}
+
+// register has h told when conn's peer goes. It reports whether that worked; if not, its going is noticed when writing to
+// it fails. Called with s locked.
+func (w *watcher) register(s *watchState, h hanger, conn net.Conn, events uint32) bool {
+	rc := rawConn(conn)
 	if rc == nil {
 		return false
 	}
 	w.mu.Lock()
 	w.next++
-	c.watched.token = w.next
-	w.conns[w.next] = c
+	s.token = w.next
+	w.conns[w.next] = h
 	w.mu.Unlock()
-	ev := unix.EpollEvent{Events: w.events, Fd: int32(uint32(c.watched.token)), Pad: int32(uint32(c.watched.token >> 32))}
+	ev := unix.EpollEvent{Events: events, Fd: int32(uint32(s.token)), Pad: int32(uint32(s.token >> 32))}
 	ok := false
 	set, err := w.file.SyscallConn()
 	if err == nil {
@@ -110,15 +121,15 @@ func (w *watcher) register(c *clientConn) bool {
 		})
 	}
 	if ok = ok && err == nil; !ok {
-		w.unregister(c)
+		w.unregister(s)
 	}
 	return ok
 }
 
-// unregister forgets c. The kernel takes a descriptor out of the set when it is closed.
-func (w *watcher) unregister(c *clientConn) {
+// unregister forgets s. The kernel takes a descriptor out of the set when it is closed.
+func (w *watcher) unregister(s *watchState) {
 	w.mu.Lock()
-	delete(w.conns, c.watched.token)
+	delete(w.conns, s.token)
 	w.mu.Unlock()
 }
 

@@ -8,6 +8,7 @@ type watcher struct{}
 
 func newWatcher(bool) (*watcher, error) { return &watcher{}, nil }
 
-func (w *watcher) register(*clientConn) bool { return false }
-func (w *watcher) unregister(*clientConn)    {}
-func (w *watcher) close()                    {}
+func (w *watcher) registerClient(*clientConn) bool     { return false }
+func (w *watcher) registerEndpoint(*endpointConn) bool { return false }
+func (w *watcher) unregister(*watchState)              {}
+func (w *watcher) close()                              {}
