@@ -8,11 +8,11 @@ import (
 )
 
 // An Index remembers which endpoints hold which prompt prefixes. It is a table of plain integers of a fixed size: what
-// does not fit displaces what is oldest, and two writers at the same instant may lose an entry, which costs a guess. It is
-// safe for concurrent use; nobody waits for anybody.
+// does not fit displaces what is void, or else what is oldest, and two writers at the same instant may lose an entry, which
+// costs a guess. It is safe for concurrent use; nobody waits for anybody.
 //
 // Each entry says that an endpoint has been sent one block of a prompt. Entries are found by the block's chained hash, so
-// a block stands for everything before it too, and a prompt is looked up from its start until nobody holds the next block.
+// a block stands for everything before it too, and a prompt is known as far as somebody holds its blocks.
 //
 // An entry ages by the tokens that its endpoint has taken in since, and is void once they exceed the endpoint's KV cache:
 // about when the server, which evicts what was used least recently, has forgotten it too. Servers free a prompt from its
@@ -428,7 +428,7 @@ func (x *Index) put(hash, owner, stamp uint64) (before uint64) {
 	}
 }
 
-// victim is the entry to displace: one that its endpoint no longer holds, which is all the same to everybody and so void,
+// victim is the entry to displace: one that its endpoint no longer holds, which is void,
 // or else the one whose endpoint has taken in most since. Few caches are as large as the table, which is then full of
 // entries that are void, and the first one will do; the search begins anywhere, so that none is always the first.
 func (x *Index) victim(b *bucket, begin uint64) (victim uint64, void bool) {
