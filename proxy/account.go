@@ -66,6 +66,7 @@ func (x *exchange) record(f *failure) {
 		f = x.inStream
 	}
 	r, now := &x.rec, time.Now()
+	x.client.ended = now
 	r.RequestID = text(x.requestID)
 	r.Method = x.facts.method
 	r.Path = text(x.path)
@@ -155,6 +156,7 @@ func (x *exchange) outcome(f *failure) Outcome {
 
 // attempted takes in how an attempt ended: for its record, for the endpoint's health, and for what is learned from it.
 func (x *exchange) attempted(ep *endpoint, f *failure) {
+	now := time.Now()
 	out := OK
 	switch {
 	case f != nil:
@@ -165,7 +167,7 @@ func (x *exchange) attempted(ep *endpoint, f *failure) {
 		out = x.inStream.outcome
 	}
 	if x.attempt < len(x.attempts) {
-		x.attempts[x.attempt] = telemetry.Attempt{Endpoint: ep.ID, Outcome: out.String(), Seconds: time.Since(x.attemptAt).Seconds()}
+		x.attempts[x.attempt] = telemetry.Attempt{Endpoint: ep.ID, Outcome: out.String(), Seconds: now.Sub(x.attemptAt).Seconds()}
 	}
 	if n := x.attempt - x.attemptsBefore; n < len(x.query.Tried) {
 		x.query.Tried[n] = ep.Endpoint
@@ -176,12 +178,12 @@ func (x *exchange) attempted(ep *endpoint, f *failure) {
 	}
 	x.judge(ep, f)
 	if f == nil && x.inStream == nil && x.resp.status < 300 && x.pinned == nil {
-		x.learn()
+		x.learn(now)
 	}
 }
 
 // learn tells the policy how the request went.
-func (x *exchange) learn() {
+func (x *exchange) learn(now time.Time) {
 	u := scoring.Usage{CachedTokens: -1}
 	if x.scanning {
 		t := x.usage()
@@ -196,7 +198,7 @@ func (x *exchange) learn() {
 		}
 	}
 	if !x.firstToken.IsZero() {
-		u.Duration = time.Since(x.firstToken)
+		u.Duration = now.Sub(x.firstToken)
 	}
 	x.pool.Policy.End(&x.decision, u)
 }

@@ -56,6 +56,7 @@ type clientConn struct {
 	whole     []byte      // the checked head, until the handler has taken it; part of in
 	sock      socket
 	fd        int       // descriptor of a plain socket while serveMore's read holds it; else 0
+	ended     time.Time // when the last request had been handled; zero: not known, or long ago
 	since     time.Time // when the current phase began; zero until somebody had to wait in it
 	readArmed time.Time // the deadline set on Conn; zero: none
 
@@ -691,7 +692,7 @@ func (c *clientConn) armRead(now time.Time) error {
 
 // overdue takes in that the read deadline has passed, and reports whether waiting ends.
 func (c *clientConn) overdue(now time.Time) bool {
-	if !now.Before(c.readUntil(now)) || c.phase == inHead && c.r == c.w && c.ended() {
+	if !now.Before(c.readUntil(now)) || c.phase == inHead && c.r == c.w && c.waitsNoMore() {
 		return true
 	}
 	c.readArmed = time.Time{}

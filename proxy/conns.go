@@ -305,9 +305,8 @@ type conns struct {
 var errTooManyConns = errors.New("too many connections to the endpoint")
 
 // get returns a connection to address, dialling one if none is kept. One that was used before may have died since: it is
-// for who writes to it to find out. A nil config is one without TLS.
-func (cs *conns) get(l *lease, address string, config *tls.Config, o *PoolOptions, limit int) (*endpointConn, error) {
-	now := time.Now()
+// for who writes to it to find out. now may be a moment ago. A nil config is one without TLS.
+func (cs *conns) get(l *lease, address string, config *tls.Config, o *PoolOptions, limit int, now time.Time) (*endpointConn, error) {
 	for {
 		cs.mu.Lock()
 		n := len(cs.idle)

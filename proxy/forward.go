@@ -56,7 +56,7 @@ func (x *exchange) forward(ep *endpoint) *failure {
 		x.giveBack(ep, keep)
 	}()
 	for {
-		c, err = ep.conns.get(&x.lease, ep.Address, ep.tls(x.pool), x.pool, x.h.limits.EndpointConnections)
+		c, err = ep.conns.get(&x.lease, ep.Address, ep.tls(x.pool), x.pool, x.h.limits.EndpointConnections, x.attemptAt)
 		if err != nil {
 			return x.connectFailure(err)
 		}
@@ -143,7 +143,11 @@ func (x *exchange) giveBack(ep *endpoint, clean bool) {
 	x.conn = nil
 	if asItWas := x.lease.detach(); clean && asItWas && x.resp.keepAlive && c.r == c.w && c.tcp != nil {
 		c.dropInput()
-		ep.conns.put(c, time.Now())
+		now := x.firstToken // of an answer that is no stream, which comes as a whole
+		if x.wantsStream || now.IsZero() {
+			now = time.Now()
+		}
+		ep.conns.put(c, now)
 		return
 	}
 	ep.conns.drop(c)

@@ -709,7 +709,7 @@ const msgNoEndpoints = "no model server can take the request now; try again late
 func (x *exchange) predictFirstToken() {
 	d := x.pool.Policy.PredictFirstToken(&x.decision)
 	x.timerGen.Store(x.booking.Generation())
-	x.timerAt.Store(int64(x.h.opts.Now().Add(d)))
+	x.timerAt.Store(int64(x.decision.Claim.At.Add(d)))
 	if x.timer == nil {
 		x.timer = time.AfterFunc(d, func() {
 			// A run that was late for an earlier request comes before its time for this one.

@@ -44,7 +44,11 @@ func (c *clientConn) waited() {
 // pause reports whether c, which waits, may do so without looking for input: it will be told of it, of the client's going,
 // and of the server's end. The deadline is set first, since whoever tells does so by it.
 func (c *clientConn) pause() bool {
-	if c.armRead(time.Now()) != nil {
+	now := c.ended
+	if c.ended = (time.Time{}); now.IsZero() {
+		now = time.Now()
+	}
+	if c.armRead(now) != nil {
 		return false
 	}
 	s := &c.watched
@@ -64,8 +68,8 @@ func (c *clientConn) end() {
 	}
 }
 
-// ended reports whether c is not to wait for another request.
-func (c *clientConn) ended() bool {
+// waitsNoMore reports whether c is not to wait for another request.
+func (c *clientConn) waitsNoMore() bool {
 	c.watched.mu.Lock()
 	defer c.watched.mu.Unlock()
 	return c.watched.ended

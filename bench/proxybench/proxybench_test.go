@@ -134,9 +134,9 @@ func TestPlot(t *testing.T) {
 	}
 }
 
-// What a small request costs, counted and not timed: this holds on any machine. The floor is two system calls that write;
-// two that read, and two more that find nothing yet before Go waits; beside them one recv, the live check of the kept
-// connection. Scrapes of the endpoints are in the numbers too, hence the room.
+// What a small request costs, counted and not timed: this holds on any machine. The floor is two system calls that write
+// and two that read; beside them one recv, the live check of the kept connection. Scrapes of the endpoints are in the numbers
+// too, hence the room.
 func TestCostPerRequest(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: it starts processes and takes seconds")
@@ -153,10 +153,10 @@ func TestCostPerRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, l := range r.Lines() {
-		reads, writes := 4.6, 2.3 // per request
+		reads, writes := 2.6, 2.3 // per request
 		allocations := 6.0
 		if l.Scenario == "SSE" {
-			reads, writes = 2.3, 1.2 // per chunk
+			reads, writes = 1.3, 1.2 // per chunk
 			allocations = 30
 		}
 		t.Logf("%s: %.2f reads, %.2f writes, %.2f allocations", l.Scenario, l.Reads.Median, l.Writes.Median, l.Allocations.Median)
