@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// A body buffer starts no larger than firstBodyBytes, whatever was declared, and
-	// then grows fourfold as bytes come.
+	// A body buffer starts no larger than firstBodyBytes, whatever was declared, unless the
+	// client has sent as much before, and then grows fourfold as bytes come.
 	firstBodyBytes = 64 << 10
 
 	maxBodyClass = 60 // 64 MiB; larger buffers aren't pooled

@@ -46,6 +46,7 @@ type clientConn struct {
 	chunkLine chunkLine
 	left      int64       // bytes left of the body, or of the chunk's data
 	body      int64       // body bytes consumed of the current message
+	before    int64       // of the message before it
 	extra     int         // bytes of chunk extensions or trailers, or empty lines, of the current message
 	size      int         // bytes of the current message's head; with body: how large a buffer the next will want
 	looked    int         // bytes of the incomplete head in the buffer that have been looked at
@@ -272,6 +273,7 @@ func checkPartialHead(b []byte, from int) *rejection {
 // beginBody sets the phase for what follows an accepted head.
 func (c *clientConn) beginBody(hi *headInfo) {
 	c.served = true
+	c.before = c.body
 	c.body, c.extra, c.looked, c.since = 0, 0, 0, time.Time{}
 	switch {
 	case hi.chunked:
@@ -348,7 +350,7 @@ func (c *clientConn) lendBody(r *requestBody) *rejection {
 
 func (c *clientConn) readLength(r *requestBody) *rejection {
 	declared := c.left
-	if !r.grow(bodyClass(min(declared, firstBodyBytes)), declared) {
+	if !r.grow(bodyClass(min(declared, max(firstBodyBytes, c.before))), declared) {
 		return errBudget
 	}
 	r.n = copy(r.buf.b, c.buffered())

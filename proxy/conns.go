@@ -124,13 +124,12 @@ type endpointConn struct {
 	plain  bool            // Conn is the TCP connection itself
 	config *tls.Config     // what it was dialled with
 
-	idleSince  time.Time
-	dialTook   time.Duration // for the request that had it dialled; then 0
-	used       bool          // it has carried a request before
-	watch      *watcher      // tells watched of the endpoint's going; nil: nobody does
-	watched    watchState
-	readArmed  time.Time // deadlines set on Conn; they are renewed only when they are due or too late
-	writeArmed time.Time
+	idleSince time.Time
+	dialTook  time.Duration // for the request that had it dialled; then 0
+	used      bool          // it has carried a request before
+	watch     *watcher      // tells watched of the endpoint's going; nil: nobody does
+	watched   watchState
+	readArmed time.Time // deadlines set on Conn; they are renewed only when they are due or too late
 
 	// Input that has been read and not yet used: in.b[r:w]. in is nil while there is none, so that a connection which
 	// waits holds no buffer.
@@ -145,7 +144,7 @@ type endpointConn struct {
 	readN      int
 	readErr    error
 	sendRead   func(fd uintptr) bool
-	out        []byte // to be written before reading
+	out, body  []byte // to be written before reading
 	wrote      int
 	wroteAt    time.Time // when all of out had been
 	lateErr    error     // of a read whose caller wanted to know about writing
@@ -176,16 +175,16 @@ func (c *endpointConn) live() bool {
 // errStale says that a kept connection was dead, or held bytes that nobody had asked for. Nothing has been written to it.
 var errStale = errors.New("the kept connection is dead")
 
-// send writes out, which is small, to a plain connection and, if all of it could be written at once, waits for the beginning
-// of the answer: fill finds that, or why there is none. It returns how much was written, and errStale if the connection was.
+// send writes out and body to a plain connection and, if all of it could be written at once, waits for the beginning of the
+// answer: fill finds that, or why there is none. It returns how much was written, and errStale if the connection was.
 //
 // All of this is one read to the runtime's poller, which forgets no readiness that is reported while it lasts. So it takes no
 // attempt to read before there can be anything to read.
-func (c *endpointConn) send(out []byte) (wrote int, err error) {
-	c.alive, c.out, c.wrote, c.readN, c.readErr = false, out, 0, 0, nil
+func (c *endpointConn) send(out, body []byte) (wrote int, err error) {
+	c.alive, c.out, c.body, c.wrote, c.readN, c.readErr = false, out, body, 0, 0, nil
 	c.wroteAt = time.Time{}
 	err = c.tcp.Read(c.sendRead)
-	c.out = nil
+	c.out, c.body = nil, nil
 	switch {
 	case err != nil && c.wrote == 0: // the deadline had passed
 		return 0, err

@@ -28,11 +28,17 @@ func (c *endpointConn) trySendRead(fd uintptr) (done bool) {
 		return true
 	}
 	for {
-		n, err := writeNow(int(fd), c.out)
-		if err == syscall.EINTR {
+		var n int
+		var err error
+		if len(c.body) > 0 {
+			n, err = writeBothNow(int(fd), c.out, c.body)
+		} else {
+			n, err = writeNow(int(fd), c.out)
+		}
+		if n <= 0 && err == syscall.EINTR {
 			continue
 		}
-		if c.wrote = max(n, 0); c.wrote < len(c.out) {
+		if c.wrote = max(n, 0); c.wrote < len(c.out)+len(c.body) {
 			return true // for who can wait to go on with, or to find the error
 		}
 		c.out = nil

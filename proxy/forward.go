@@ -198,49 +198,23 @@ func (x *exchange) brokenOff(err error) *failure {
 }
 
 // upload writes head and body. complete reports whether all of it has been written: an endpoint may answer, to refuse a
-// body, before it has taken it. Then the rest isn't sent, and err is nil.
+// body, before it has taken it. Then the rest isn't sent, and err is nil. errStale says that the connection was kept too long.
 func (x *exchange) upload(c *endpointConn, head []byte) (complete bool, wrote int, err error) {
 	body := x.forwardBody()
 	if len(body) <= copyBodyBytes {
-		// Fast path: one write, which an empty socket buffer takes at once.
-		out := append(head, body...)
-		x.out.b = out // may have grown
-		written := 0
-		if c.plain {
-			now := x.attemptAt
-			if !c.used {
-				now = time.Now() // it took time to connect
-			}
-			until := x.deadline
-			if x.wantsStream {
-				until = earlier(after(now, x.pool.Timeouts.FirstToken), until)
-			}
-			x.armRead(c, until)
-			written, err = c.send(out)
-			if written == 0 && isTimeout(err) && x.lease.cancelled() == notCancelled && time.Now().Before(until) {
-				c.readArmed = time.Time{} // the deadline of an earlier request
-				x.armRead(c, until)
-				written, err = c.send(out)
-			}
-			x.sentAt = c.wroteAt
-			if err != nil || written == len(out) {
-				return err == nil, written, err
-			}
-			out = out[written:] // Slow path: the rest has to wait for room
-		} else if c.used && !c.live() {
-			return false, 0, errStale
-		}
-		if now := time.Now(); c.writeArmed.Before(now.Add(uploadStall)) {
-			c.writeArmed = now.Add(2 * uploadStall)
-			x.lease.deadline(true, c.writeArmed)
-		}
-		n, err := c.Conn.Write(out)
-		return err == nil, written + n, err
+		head = append(head, body...)
+		x.out.b = head // may have grown
+		body = nil
 	}
-	if c.used && !c.live() {
+	total := len(head) + len(body)
+	switch {
+	case c.plain: // Fast path: an empty socket buffer takes most requests at once
+		if wrote, err = x.send(c, head, body); err != nil || wrote == total {
+			return err == nil, wrote, err
+		}
+	case c.used && !c.live():
 		return false, 0, errStale
 	}
-	c.writeArmed = time.Time{}
 	defer x.lease.deadline(true, time.Time{})
 	// A TLS connection is broken by a write that timed out, so there the endpoint is not looked at meanwhile.
 	look := uploadLook
@@ -248,18 +222,20 @@ func (x *exchange) upload(c *endpointConn, head []byte) (complete bool, wrote in
 		look = uploadStall
 	}
 	moved := time.Now()
-	total := len(head) + len(body)
 	for wrote < total {
 		now := time.Now()
 		x.lease.deadline(true, earlier(now.Add(look), x.deadline))
 		var n int64
-		if wrote < len(head) {
+		if wrote < len(head) && len(body) > 0 {
 			x.vec = [2][]byte{head[wrote:], body[:min(len(body), uploadSliceBytes)]}
 			x.bufs = x.vec[:]
 			n, err = x.bufs.WriteTo(c.Conn)
 			x.vec = [2][]byte{}
 		} else {
-			rest := body[wrote-len(head):]
+			rest := head[min(wrote, len(head)):]
+			if len(rest) == 0 {
+				rest = body[wrote-len(head):]
+			}
 			var m int
 			m, err = c.Conn.Write(rest[:min(len(rest), uploadSliceBytes)])
 			n = int64(m)
@@ -282,6 +258,27 @@ func (x *exchange) upload(c *endpointConn, head []byte) (complete bool, wrote in
 		}
 	}
 	return true, wrote, nil
+}
+
+// send writes what c takes at once and, if that is all, waits for the answer as c.send does.
+func (x *exchange) send(c *endpointConn, head, body []byte) (wrote int, err error) {
+	now := x.attemptAt
+	if !c.used {
+		now = time.Now() // it took time to connect
+	}
+	until := x.deadline
+	if x.wantsStream {
+		until = earlier(after(now, x.pool.Timeouts.FirstToken), until)
+	}
+	x.armRead(c, until)
+	wrote, err = c.send(head, body)
+	if wrote == 0 && isTimeout(err) && x.lease.cancelled() == notCancelled && time.Now().Before(until) {
+		c.readArmed = time.Time{} // the deadline was an earlier request's
+		x.armRead(c, until)
+		wrote, err = c.send(head, body)
+	}
+	x.sentAt = c.wroteAt
+	return wrote, err
 }
 
 // armRead has reads end by the given instant, or before.

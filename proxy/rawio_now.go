@@ -20,6 +20,14 @@ func writeNow(fd int, p []byte) (int, error) {
 	return now(syscall.RawSyscall(syscall.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p))))
 }
 
+// writeBothNow writes p and then q, as far as there is room.
+func writeBothNow(fd int, p, q []byte) (int, error) {
+	v := [2]syscall.Iovec{{Base: unsafe.SliceData(p)}, {Base: unsafe.SliceData(q)}}
+	v[0].SetLen(len(p))
+	v[1].SetLen(len(q))
+	return now(syscall.RawSyscall(syscall.SYS_WRITEV, uintptr(fd), uintptr(unsafe.Pointer(&v)), 2))
+}
+
 // nothingToRead reports whether the peer has neither sent a byte nor closed.
 func nothingToRead(fd int) bool {
 	var b [1]byte

@@ -16,6 +16,16 @@ func writeNow(fd int, p []byte) (int, error) {
 	return max(n, 0), err
 }
 
+func writeBothNow(fd int, p, q []byte) (int, error) {
+	n, err := writeNow(fd, p)
+	if n == len(p) && err == nil {
+		var m int
+		m, err = writeNow(fd, q)
+		n += m
+	}
+	return n, err
+}
+
 func nothingToRead(fd int) bool {
 	var b [1]byte
 	_, _, err := syscall.Recvfrom(fd, b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
