@@ -157,9 +157,10 @@ func (s *scraper) step(ctx context.Context) time.Duration {
 }
 
 // Scrapes fall due on ticks, the same for all endpoints: what is due together wakes the process once, and a process that
-// is woken for each scrape spends more on that than on scraping.
+// is woken for each scrape spends more on that than on scraping. Longer ticks would make
+// requests wait behind what a tick brings.
 const (
-	longestTick  = 64 * time.Millisecond
+	longestTick  = 16 * time.Millisecond
 	shortestTick = 4 * time.Millisecond
 	ticksOfWait  = 12 // at least so many ticks make an interval, so that endpoints stay spread
 )
