@@ -73,6 +73,15 @@ func NewIndex(size int) *Index {
 	}
 }
 
+// FaultIn has the system give the table its memory now: 10 to 30 ms of work for 64 MiB, which otherwise requests do page by
+// page, twice a page, until the last one has been written to. It may run while the index is used.
+func (x *Index) FaultIn() {
+	const page = 4096 / wordBytes / bucketWords
+	for i := 0; i < len(x.buckets); i += page {
+		x.buckets[i][0].CompareAndSwap(0, 0) // a write, of what is there
+	}
+}
+
 // Bytes is the memory that the table takes.
 func (x *Index) Bytes() int { return (len(x.buckets)*bucketWords + len(x.clocks)) * wordBytes }
 

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"kvgate/pool"
@@ -568,4 +569,23 @@ func TestSavedPrefixesComeBack(t *testing.T) {
 		}
 	}
 	z.Restore(&again.Rows[0], []SavedPrefix{{Place: 1 << 60, Age: 1}, {Place: 0, Age: 1}, {Place: 5, Age: 1 << 30}}, 0)
+}
+
+// Faulting the table in changes nothing of what is in it.
+func TestFaultIn(t *testing.T) {
+	x := NewIndex(1 << 20)
+	word := func(i int) *atomic.Uint64 { return &x.buckets[i/bucketWords][i%bucketWords] }
+	for i := 0; i < len(x.buckets)*bucketWords; i += 3 {
+		word(i).Store(uint64(i))
+	}
+	x.FaultIn()
+	for i := range len(x.buckets) * bucketWords {
+		want := uint64(0)
+		if i%3 == 0 {
+			want = uint64(i)
+		}
+		if got := word(i).Load(); got != want {
+			t.Fatalf("word %d: %d; want %d", i, got, want)
+		}
+	}
 }

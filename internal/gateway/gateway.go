@@ -334,6 +334,7 @@ func (g *Gateway) Run(ctx context.Context) (Result, error) {
 	})
 	running.Go(func() { g.every(loops, sweepEvery, func() { g.metrics.Sweep(g.table.Load(), sweepEvery) }) })
 
+	running.Go(g.index.FaultIn)
 	g.loadState()
 	g.startTokens()
 	g.reloading.Lock() // a reload may have come first, and what it set up is to stay
