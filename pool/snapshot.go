@@ -109,9 +109,13 @@ type Snapshot struct {
 	// first pool that serves one keeps it. Sorted.
 	Shared []SharedName
 
-	byName map[string]*Target
-	bySlot []int32 // row of Endpoint.Slot, or -1
+	byName   map[string]*Target
+	bySlot   []int32  // row of Endpoint.Slot, or -1
+	idHashes []uint64 // IDHash of each row's endpoint
 }
+
+// IDHash is the row's Endpoint.IDHash, without going there: who hashes all rows against a key walks one short array.
+func (s *Snapshot) IDHash(row int32) uint64 { return s.idHashes[row] }
 
 // Target returns what name stands for, or nil. It does not allocate.
 func (s *Snapshot) Target(name []byte) *Target { return s.byName[string(name)] }

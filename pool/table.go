@@ -439,7 +439,7 @@ func (t *Table) publish(now Instant, reindex bool) {
 		s.Version = prev.Version + 1
 	}
 	if !reindex {
-		s.Pools, s.Shared, s.byName, s.bySlot = prev.Pools, prev.Shared, prev.byName, prev.bySlot
+		s.Pools, s.Shared, s.byName, s.bySlot, s.idHashes = prev.Pools, prev.Shared, prev.byName, prev.bySlot, prev.idHashes
 		s.Rows = make([]Row, len(prev.Rows))
 		for i, en := range t.order {
 			s.Rows[i] = en.row
@@ -480,8 +480,10 @@ func (t *Table) index(s *Snapshot) {
 	for i := range s.bySlot {
 		s.bySlot[i] = -1
 	}
+	s.idHashes = make([]uint64, len(s.Rows))
 	for i := range s.Rows {
 		s.bySlot[s.Rows[i].Slot] = int32(i)
+		s.idHashes[i] = s.Rows[i].Endpoint.IDHash
 	}
 	// Base models of every pool before adapters of any, so that an adapter cannot take the name of another pool's model.
 	for i, p := range t.pools {

@@ -12,15 +12,16 @@ import (
 	"time"
 )
 
-// A clientConn is an accepted connection as the HTTP server sees it. It reads the
-// socket itself, frames every message, and hands the server request heads only, one at
-// a time, each whole and accepted by checkHead, without the fields that frame a body.
-// So the server's more lenient parser decides nothing: it doesn't get to see anything
-// that could be read in two ways, or a byte of a body. Bodies are for the handler, who
-// gets them from readBody; what it leaves is skipped before the next head.
+// A clientConn is an accepted connection. It reads the socket itself, frames every
+// message, and hands on request heads, one at a time, each whole and accepted by
+// checkHead, without the fields that frame a body: the first to the HTTP server and the
+// handler, the others to the handler alone. So the server's more lenient parser decides
+// nothing: it doesn't get to see anything that could be read in two ways, or a byte of a
+// body. Bodies are for the handler, who gets them from readBody; what it leaves is
+// skipped before the next head.
 //
-// A refusal reaches the server as an error of its read, a *rejection, which its
-// ErrorHandler answers before the connection is closed.
+// A refusal of the first head reaches the server as an error of its read, a *rejection,
+// which its ErrorHandler answers before the connection is closed.
 //
 // Input is read into a pooled buffer, as large as the connection's last request was,
 // that is given back whenever nothing is buffered: an idle connection has none. A body

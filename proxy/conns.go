@@ -295,10 +295,7 @@ type conns struct {
 	idle   []*endpointConn // by idleSince
 	closed bool
 
-	open   atomic.Int64 // dialled or being dialled, and not closed
-	reused atomic.Uint64
-	dialed atomic.Uint64
-	stale  atomic.Uint64 // idle ones found dead, or with unsolicited bytes
+	open atomic.Int64 // dialled or being dialled, and not closed
 }
 
 var errTooManyConns = errors.New("too many connections to the endpoint")
@@ -322,10 +319,8 @@ func (cs *conns) get(l *lease, address string, config *tls.Config, o *PoolOption
 				cs.put(c, now)
 				return nil, errCancelled
 			}
-			cs.reused.Add(1)
 			return c, nil
 		}
-		cs.stale.Add(1)
 		cs.drop(c)
 	}
 	// Slow path: dial.
@@ -338,7 +333,6 @@ func (cs *conns) get(l *lease, address string, config *tls.Config, o *PoolOption
 		cs.open.Add(-1)
 		return nil, err
 	}
-	cs.dialed.Add(1)
 	c.dialTook = time.Since(now)
 	if !l.attach(c.Conn) {
 		cs.drop(c)

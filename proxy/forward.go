@@ -76,7 +76,6 @@ func (x *exchange) forward(ep *endpoint) *failure {
 		}
 		x.conn = nil
 		x.lease.detach()
-		ep.conns.stale.Add(1)
 		ep.conns.drop(c)
 	}
 	if x.sentAt.IsZero() {

@@ -326,7 +326,7 @@ func (p *Policy) pickLeast(c *Candidates, cost []float32, limit float32, key uin
 		highest := uint64(0)
 		for i, v := range cost {
 			if v <= limit {
-				if h := pool.Rendezvous(c.snapshot.Rows[c.target.Rows[i]].Endpoint.IDHash, key); pick < 0 || h > highest {
+				if h := pool.Rendezvous(c.snapshot.IDHash(c.target.Rows[i]), key); pick < 0 || h > highest {
 					pick, highest = i, h
 				}
 			}
