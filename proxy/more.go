@@ -90,7 +90,6 @@ type following struct {
 	mu    sync.Mutex
 	conns map[*clientConn]struct{}
 	wg    sync.WaitGroup
-	ended bool
 }
 
 func (f *following) add(c *clientConn) {
