@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -186,4 +187,46 @@ func TestStackPerStream(t *testing.T) {
 	if per > 9<<10 {
 		t.Errorf("%.0f bytes of stack per stream; want at most %d", per, 9<<10)
 	}
+}
+
+// A stream that is silent holds no buffer of either end, nor the head of its request.
+func TestSilentStreamsHoldNoBuffer(t *testing.T) {
+	release := make(chan struct{})
+	m := newMock(t, func(c *call) {
+		if !bytes.Contains(c.body, []byte("stream")) {
+			c.json(200, "{}")
+			return
+		}
+		c.sse()
+		for _, s := range []string{"first", "second", "third"} {
+			c.token(s)
+			time.Sleep(10 * time.Millisecond) // so that the next finds the gateway waiting
+		}
+		<-release
+		c.conn.Close()
+		c.done = true
+	})
+	g := newGate(t, []*mock{m})
+	defer close(release)
+	for follows := range 2 { // as the first request of a connection, and as one that follows
+		c := g.dial()
+		for range follows {
+			c.send(post(chatPath, plainBody)).read()
+		}
+		c.send(post(chatPath, streamBody))
+		c.readTo("third\"}}]}\n\n")
+	}
+	eventually(t, "two streams without a buffer", func() bool {
+		n := 0
+		for i := range g.h.shards {
+			g.h.shards[i].mu.Lock()
+			for x := g.h.shards[i].first; x != nil; x = x.next {
+				if x.bytesOut > 0 && x.conn != nil && x.conn.in == nil && x.client.in == nil && x.out == nil && x.head == nil {
+					n++
+				}
+			}
+			g.h.shards[i].mu.Unlock()
+		}
+		return n == 2
+	})
 }

@@ -92,7 +92,9 @@ func (x *exchange) relaySome(fd uintptr) (done bool) {
 		}
 		c.r, c.w = 0, c.readN
 		drained := c.readN < len(c.in.b)
-		x.pump()
+		if x.pump(); c.r == c.w {
+			c.dropInput() // a stream that is silent holds no buffer
+		}
 		switch {
 		case r.ended, c.r < c.w: // the rest of a line, which is for who reads on behind it
 			return true
