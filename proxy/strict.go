@@ -332,13 +332,7 @@ func checkRequestLine(b []byte, lim *headLimits, hi *headInfo) (next int, target
 // knownMethod lists the methods of RFC 9110 and 5789 that a gateway can mean
 // something by; which route takes which is for the handler to say. CONNECT and
 // TRACE are for proxies of another kind.
-func knownMethod(m []byte) bool {
-	switch string(m) {
-	case "POST", "GET", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH":
-		return true
-	}
-	return false
-}
+func knownMethod(m []byte) bool { return methodName(m) != "" }
 
 // fieldSet is a set of the fields the check must know by name.
 type fieldSet uint16
